@@ -64,9 +64,16 @@ def parse(text: str, thread: str = "main") -> list[Frame]:
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
     if thread == "current":
         titled = [section for section in titled if section[0].startswith("Current")] or titled
-    if not titled:
+    stacks = [body.partition("\n\n")[0] for _, body in titled]
+    if thread == "main":
+        # Several answers may have come, of which one is cut off, as the process was ended, or another thread's: if the
+        # main thread was writing one when a signal came, that was the next thread's to take.
+        stacks = [each for each in stacks if is_complete(f"{each.rstrip()}\n")] or [
+            each for each in stacks if not each.rstrip().endswith(" in _bootstrap")
+        ]
+    if not stacks:
         return []
-    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', titled[-1][1].partition("\n\n")[0], re.MULTILINE)
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stacks[-1], re.MULTILINE)
     return [Frame(file, int(line), function) for file, line, function in found]
 
 

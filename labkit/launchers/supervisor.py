@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class Supervisor:
             self._child.send("stop")
         has_failed = os.path.exists(self._peer_failed)
         if self._launcher.restarts_ranks or (has_failed and self._child.has_said_where_it_is()):
-            self._child.end_for_the_launcher(self._launcher)
+            self._child.end_for_the_launcher(self._launcher, self._signals)
 
     @property
     def _peer_failed(self) -> Path:
@@ -238,6 +239,7 @@ class Child:
         self._memory_kills = OutOfMemoryKills()
         self._where_asked: tuple[float, int] | None = None
         """When the process was asked where it is, and how long its records were then."""
+        self._was_told_to_end = False
         with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
@@ -280,12 +282,18 @@ class Child:
         except OSError:
             return b""
 
-    def end_for_the_launcher(self, launcher: RankVariables) -> None:
-        """End the process, as torchrun does; under SLURM it does not obey SIGTERM, which comes to every process."""
-        if launcher.restarts_ranks:
-            self.process.terminate()
-        else:
+    def end_for_the_launcher(self, launcher: RankVariables, signals: Collection[int]) -> None:
+        """End the process after these signals of the launcher.
+
+        torchrun sends its SIGTERM to the group of this process, and so to the rank, too. A second one, which comes
+        while the rank writes where it is, would be another thread's to take: it would write where that is. Under SLURM
+        the rank does not obey SIGTERM, which comes to every process.
+        """
+        if not launcher.restarts_ranks:
             self.process.kill()
+        elif not (self._was_told_to_end or (signal.SIGTERM in signals and os.getpgrp() == os.getpid())):
+            self._was_told_to_end = True
+            self.process.terminate()
 
     @property
     def is_ready(self) -> bool:

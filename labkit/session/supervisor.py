@@ -112,7 +112,7 @@ class SessionSupervisor(Supervisor):
                 append(records, ["Interrupted", int(self._rank)])
                 self._child.send("stop")
         else:
-            self._child.end_for_the_launcher(self._launcher)
+            self._child.end_for_the_launcher(self._launcher, self._signals)
 
     def _exit_code(self, code: int) -> int:
         if self._signals and not self._launcher.restarts_ranks:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 
 from labkit.monitor.record import RunRecord
 from labkit.protocol.text import print_text
 from labkit.ui import formatting, kernel, summary
+from labkit.ui.watcher import Watcher
 
 LOG = logging.getLogger(__name__)
 
@@ -17,17 +17,15 @@ LINE_EVERY_S = 5.0
 """Time between progress lines; the first few come sooner."""
 
 
-class Lines(threading.Thread):
+class Lines(Watcher):
     """Prints short progress lines and what the ranks print; leaves the final chart in a notebook."""
 
     def __init__(self, run: RunRecord, in_notebook: bool, wait: bool) -> None:
-        super().__init__(name="labkit-view", daemon=True)
-        self._run = run
+        super().__init__(run)
         self._handles = [kernel.reserve() for _ in range(2)] if in_notebook else []
         self._wait = wait
 
-    def run(self) -> None:
-        """Print until the run is over; how it ended is printed whatever happens."""
+    def _show(self) -> None:
         try:
             self._print_until_over()
         except Exception:
@@ -54,18 +52,20 @@ class Lines(threading.Thread):
         print_output(self._run)
         if self._handles:
             self._handles[0].update(summary.bundle(self._run), raw=True)
-            if self._run.recorded.names:
-                from labkit.ui import charts  # not above: it imports Plotly, which takes a second
-
-                charts.of_run(self._run).update_shown(self._handles[1])
         else:
             new = [each for each in self._run.warnings if each not in notice]
             lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))
             print_text("\n".join(filter(None, lines)))
 
-    def finish(self) -> None:
-        """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""
-        self.join(10)
+    def _show_last(self) -> None:
+        if not (self._handles and self._run.recorded.names):
+            return
+        try:
+            from labkit.ui import charts  # not above: it imports Plotly, which takes a second
+
+            charts.of_run(self._run).update_shown(self._handles[1])
+        except Exception:
+            LOG.exception("run %r: its chart could not be drawn. The run is not affected", self._run.name)
 
 
 def print_output(run: RunRecord) -> None:

@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from labkit.ui import formatting, kernel, page, pictures, prewarm, summary
 from labkit.ui.boxes import Boxes
 from labkit.ui.lines import Lines
 from labkit.ui.tables import STATE_COLORS, ranks_html
+from labkit.ui.watcher import Watcher
 from labkit.ui.widgets import close_later, close_unshown
 
 LOG = logging.getLogger(__name__)
@@ -64,11 +64,7 @@ SUBSHELL_S = 5.0
 """How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
 
 
-_last_view: weakref.ref[LiveView] | None = None
-"""Of the launch that finished last."""
-
-
-class LiveView(threading.Thread):
+class LiveView(Watcher):
     """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs.
 
     What fails here is logged once and does not end the view: how the run ended, its error above all, is shown whatever
@@ -84,9 +80,8 @@ class LiveView(threading.Thread):
     """
 
     def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
-        super().__init__(name="labkit-view", daemon=True)
+        super().__init__(run)
         close_unshown()
-        self._run = run
         self._title = widgets.HTML(title_html(run))
         # Apart from the title, which is always new: what is selected would be lost.
         self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
@@ -116,8 +111,8 @@ class LiveView(threading.Thread):
         self._heard = threading.Event()
         self._heard.set()
         self._has_failed = False
-        self._said = threading.Event()
-        """Whether the page has been told how the run ended."""
+        self._bundle: dict[str, Any] = {}
+        """How the run ended."""
         self._box_handle = kernel.display(self._box, display_id=True)
         joins_late = {"text/html": JOINS_LATE.format(name=html.escape(run.name)), "text/plain": ""}
         self._chart_handle = kernel.display(joins_late, raw=True, display_id=True)
@@ -127,8 +122,7 @@ class LiveView(threading.Thread):
         middle = [part for part in (self._output.row, self._panel, self._chart, self._picture) if part is not None]
         return [self._top, self._states, *middle, self._output.output]
 
-    def run(self) -> None:
-        """Draw until the run is over; then show what stays."""
+    def _show(self) -> None:
         if {"starting", "queued"} & set(self._run.states):
             self._attempt(prewarm.begin)
         while not self._run.over.is_set():
@@ -139,15 +133,15 @@ class LiveView(threading.Thread):
             self._run.over.wait(max(REDRAW_S - took, min(2 * took, UNHEARD_S)))
             while not (self._heard.is_set() or self._run.over.is_set()) and time.monotonic() < began + UNHEARD_S:
                 self._heard.wait(0.05)
-        bundle: dict[str, Any] = {}
         # What the notebook keeps is small and needs no kernel: no widget, no script.
-        if not self._attempt(lambda: bundle.update(summary.bundle(self._run))):
-            bundle = {"text/plain": formatting.plain(self._run)}
-        self._box_handle.update(bundle, raw=True)
-        self._said.set()
+        if not self._attempt(lambda: self._bundle.update(summary.bundle(self._run))):
+            self._bundle = {"text/plain": formatting.plain(self._run)}
+        self._box_handle.update(self._bundle, raw=True)
+
+    def _show_last(self) -> None:
         if not (self._run.recorded.names and self._attempt(self._show_final_chart)):
             self._chart_handle.update(kernel.NOTHING, raw=True)
-        if not self._attempt(lambda: self._leave(bundle)):
+        if not self._attempt(self._leave):
             self._box.children = [widgets.HTML(f"<pre>{html.escape(formatting.plain(self._run))}</pre>")]
 
     def _show_final_chart(self) -> None:
@@ -156,8 +150,9 @@ class LiveView(threading.Thread):
         self._figure = charts.of_run(self._run, self._output.ranks)
         self._figure.update_shown(self._chart_handle)
 
-    def _leave(self, bundle: dict[str, Any]) -> None:
+    def _leave(self) -> None:
         """Have the widgets show what stays, and close what was only for a run that goes on."""
+        bundle = self._bundle
         live = [part for part in (self._top, self._states, self._output.row, self._output.output) if part is not None]
         page.wait_for_answer()
         stays: list[Any] = [widgets.HTML(bundle.get("text/html") or f"<pre>{html.escape(bundle['text/plain'])}</pre>")]
@@ -186,16 +181,10 @@ class LiveView(threading.Thread):
     def finish(self) -> None:
         """Wait until the end has been said, for a second at most, if the run has finished by itself.
 
-        Who has pressed Stop, or is to see an error, wants the cell back. The front end also takes what comes later: the
-        last chart, whose picture takes 0.1 s. Where nobody watches, what comes later is lost; and launch after launch
-        waits for the last one's, or the drawing of hundreds would go on when all have ended.
+        Who has pressed Stop, or is to see an error, wants the cell back.
         """
-        global _last_view
         if self._run.status == "finished":
-            (self._said.wait if kernel.is_interactive() else self.join)(1)
-            if _last_view and (last := _last_view()):
-                last.join(1)
-            _last_view = weakref.ref(self)
+            self._said.wait(1)
 
     def _draw(self) -> None:
         self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._output.ranks)

@@ -13,6 +13,7 @@ from labkit.monitor.record import RunRecord
 from labkit.protocol.text import print_text
 from labkit.ui import kernel, summary
 from labkit.ui.lines import Lines
+from labkit.ui.watcher import launch_begins
 
 if TYPE_CHECKING:
     from labkit.ui.live import LiveView
@@ -23,6 +24,7 @@ _shown_in: weakref.WeakKeyDictionary[RunRecord, kernel.Execution | None] = weakr
 
 def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | None:
     """Begin to show a run that has just been launched, and return what shows it; None if nothing does."""
+    launch_begins()
     if live is not None and not live:
         return None
     in_notebook = kernel.has_kernel()
@@ -30,7 +32,7 @@ def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | N
         _shown_in[run] = kernel.this_execution()
     with_widgets = in_notebook and (live or kernel.is_interactive())
     watcher = _live_view(run, wait) if with_widgets else Lines(run, in_notebook, wait)
-    watcher.start()
+    watcher.begin()
     return watcher
 
 
@@ -52,7 +54,7 @@ def show(thing: Any) -> None:
         return
     _shown_in[thing] = now
     if not thing.over.is_set() and kernel.is_interactive():
-        _live_view(thing).start()
+        _live_view(thing).begin()
         return
     kernel.display(summary.bundle(thing), raw=True)
     if thing.over.is_set():

@@ -82,6 +82,14 @@ def test_of_a_crash_the_thread_that_crashed_is_read():
     assert [frame.function for frame in parse(CRASH_OF_ANOTHER_THREAD)][0] == "all_reduce"
 
 
+def test_what_another_thread_wrote_is_not_taken_for_the_main_threads():
+    """A thread that takes SIGTERM, because the main thread is writing where it is, writes where it is itself."""
+    anothers = "Stack" + OTHER_THREADS[OTHER_THREADS.index(" (") :].partition("\n\n")[0] + "\n"
+    assert parse(anothers) == []
+    assert parse(ASKED + anothers) == parse(anothers + ASKED) == parse(ASKED)
+    assert parse(ASKED + ASKED[:-40]) == parse(ASKED), "the process was ended as it wrote this again"
+
+
 def test_where_no_thread_is_called_current_the_main_one_is_read():
     assert parse(OTHER_THREADS + MAIN_THREAD, "current") == parse(MAIN_THREAD)
 

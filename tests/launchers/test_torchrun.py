@@ -169,6 +169,26 @@ def test_stuck_ranks_under_an_agent_are_ended_as_others_are(launch):
     assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "deadlock")
 
 
+def test_a_rank_that_is_ended_because_another_has_failed_gets_one_sigterm(launch, tmp_path):
+    """As under torchrun alone: a script's own handler, which takes a checkpoint say, is not called into again."""
+
+    def counts_signals(worker, file):
+        came = []
+        signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+        if worker.rank == 0:
+            worker.log(loss=1.0)
+            raise ValueError("bad batch")
+        while not came:
+            time.sleep(0.01)
+        time.sleep(2)  # others may come
+        Path(file).write_text(str(len(came)))
+
+    run = launch(counts_signals, str(tmp_path / "signals"), ranks_per_node=2)
+    with pytest.raises(labkit.WorkerFailed, match="rank 0 failed: ValueError: bad batch"):
+        run.wait(LONG_S)
+    assert (tmp_path / "signals").read_text() == "1"
+
+
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)
