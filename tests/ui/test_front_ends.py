@@ -232,6 +232,7 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
         "import course, labkit\n%load_ext labkit",
         "def train(worker):\n    [worker.log(loss=float(step)) for step in range(3)]\n    print('bye')",
         "run = labkit.launch(train)",
+        "for _ in range(3):\n    labkit.launch(train)",
         "%%ranks 2\nrank",
         "def local_indices(samples, rank, world_size, epoch, seed):\n    return []\ncourse.check(local_indices)",
     )
@@ -243,12 +244,14 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
         resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
     )
     client.execute()
-    launched, ranks, checked = (cell.outputs for cell in notebook.cells[2:])
+    launched, in_a_loop, ranks, checked = (cell.outputs for cell in notebook.cells[2:])
     lines = "".join(output.text for output in launched if output.output_type == "stream")
     assert {"[rank 0] bye", "[rank 1] bye"} <= set(lines.splitlines())
     data = [output.data for output in launched if "data" in output]
     assert "train: finished · 2 ranks · step 2 · loss 2" in data[0]["text/html"]
     assert set(data[1]) == {PLOTLY, "image/png", "text/plain"}
+    data = [output.data for output in in_a_loop if "data" in output]
+    assert ["image/png" in each for each in data] == [False, True] * 3, "no launch waits for a chart; the cell does"
     assert ranks[0].text == "[rank 0] 0\n[rank 1] 1\n"
     assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
 

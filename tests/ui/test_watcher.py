@@ -1,0 +1,97 @@
+"""Last charts keep no launch waiting, and are there when the cell ends if nobody takes what comes later."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.ui import kernel, watcher
+from tests.conftest import LONG_S, wait_until
+
+
+class Shell:
+    """As much of IPython's as is asked for."""
+
+    def __init__(self):
+        self.registered = set()
+        self.events = SimpleNamespace(register=lambda event, function: self.registered.add((event, function)))
+
+    def end_cell(self):
+        for event, function in self.registered:
+            assert event == "post_run_cell"
+            function(None)
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    made = Shell()
+    monkeypatch.setattr(kernel, "shell", lambda: made)
+    return made
+
+
+class Drawing(watcher.Watcher):
+    """Draws when it is its turn, into a list."""
+
+    def __init__(self, drawn, number=0, is_over=True):
+        super().__init__(SimpleNamespace(over=threading.Event()))
+        self.drawn, self.number = drawn, number
+        if is_over:
+            self._run.over.set()
+
+    def _show(self):
+        self._run.over.wait(LONG_S)
+
+    def _show_last(self):
+        self.drawn.append(self.number)
+
+
+def test_a_launch_waits_for_no_chart_and_charts_are_drawn_once_no_launch_follows(shell, monkeypatch):
+    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+    monkeypatch.setattr(watcher, "PAUSE_S", LONG_S)
+    drawn = []
+    for number in range(20):
+        watcher.launch_begins()
+        view = Drawing(drawn, number)
+        view.begin()
+        view.finish()
+    shell.end_cell()
+    assert not drawn, "a person watches: the page takes what comes later"
+    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
+    shell.end_cell()
+    assert sorted(drawn) == list(range(20)), "nobody does: there is no later"
+
+
+def test_charts_come_by_themselves_after_a_moment(shell, monkeypatch):
+    monkeypatch.setattr(watcher, "PAUSE_S", 0.05)
+    drawn = []
+    watcher.launch_begins()
+    Drawing(drawn).begin()
+    wait_until(lambda: drawn == [0])
+
+
+def test_the_end_of_a_cell_waits_for_no_run_that_goes_on(shell, monkeypatch):
+    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
+    drawn = []
+    view = Drawing(drawn, is_over=False)
+    view.begin()
+    shell.end_cell()
+    assert view.is_alive()
+    assert not drawn
+    view._run.over.set()
+    view.join(LONG_S)
+    assert drawn == [0]
+
+
+def test_one_that_cannot_be_shown_keeps_neither_its_cell_nor_the_next_chart(shell, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
+    drawn = []
+    broken, sound = Drawing(drawn, 1), Drawing(drawn, 2)
+    broken._show = lambda: 1 / 0
+    for each in (broken, sound):
+        each.begin()
+        each.finish()
+    shell.end_cell()
+    assert drawn == [2]
