@@ -233,14 +233,15 @@ def _met(victim: RankFacts, cause: str, blamed: Sequence[RankFacts] = ()) -> str
 def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> list[RankCalls]:
     """Add the calls of ranks that NCCL's watchdog has aborted, from what it wrote: they cannot answer any more."""
     by_rank = {each.rank: each for each in calls}
-    every = [rank.rank for rank in ranks]
     for rank in ranks:
         found = watchdog_call(rank)
         before = by_rank.get(rank.rank)
         if found is None or (before is not None and before.calls):
             continue
         group, description, number, kind = found
-        known = groups_of(calls).get(group) or Group(group, description, tuple(every))
+        is_out = {each.rank for each in calls if each.said and each.said.groups and group not in groups_of([each])}
+        members = tuple(each.rank for each in ranks if each.rank not in is_out)
+        known = groups_of(calls).get(group) or Group(group, description, members)
         said = Collectives(rank.rank, ((group, number, kind, (), "", False),), (tuple(known[:3]),))  # type: ignore[arg-type]
         by_rank[rank.rank] = RankCalls(rank.rank, said, before.place if before else "")
     return list(by_rank.values())

@@ -70,6 +70,9 @@ NOT_SEEN = 66
 NOT_WRITTEN = 67
 """Exit code where nothing can be written there."""
 
+AGENT_S = 0.5
+"""How long torchrun's agent may take to end the ranks of which another has failed; it looks ten times a second."""
+
 WHERE_S = 1.0
 """How long a rank may take to answer where it is, before it is ended because another has failed."""
 
@@ -91,6 +94,7 @@ class Supervisor:
         self._asked, self._folder = Lines(directory / "asked"), Folder(directory)
         self._was_ended = self._was_asked = False
         """Whether the rank was ended from here; was asked to stop because the launcher takes the machine away."""
+        self._ask_at_s = float("inf")
         self._child = self._start()
 
     def run(self) -> int:
@@ -107,6 +111,9 @@ class Supervisor:
                 self._end()
             if self._signals:
                 self._obey_the_launcher()
+            elif time.monotonic() > self._ask_at_s:
+                self._ask_at_s = float("inf")
+                self._child.ask_for_stacks()
             if self._child.process.poll() is not None and (code := self._note_end()) is not None:
                 return code
             select.select([awake], [], [], self._look_again_s())
@@ -126,7 +133,12 @@ class Supervisor:
 
     def _obey(self, words: list[str]) -> None:
         for word in words:
-            if word == "stacks":
+            if word == "stacks" and self._launcher.restarts_ranks and os.path.exists(self._peer_failed):
+                # The agent's SIGTERM, by which the rank also says where it is, may come while it is saying so: that
+                # would end it in the middle of it.
+                self._ask_at_s = time.monotonic() + AGENT_S
+                self._child.send("details")
+            elif word == "stacks":
                 self._child.ask_for_stacks()
             elif word == "end":
                 self._end()

@@ -49,9 +49,11 @@ class StackQuery(RunObserver):
         self._asked: list[int] = []
         self._asked_s = self._answered_s = 0.0
         self._texts: dict[int, str] = {}
-        """What `faulthandler` has written, by rank …"""
+        """What `faulthandler` has written since the last question, by rank …"""
         self._texts_s: dict[int, float] = {}
-        """… and when it came."""
+        """… when it came …"""
+        self._texts_before: dict[int, str] = {}
+        """… and what it had before: of a rank that ends as it is asked, these are the last words."""
         self._said: dict[int, Collectives] = {}
         """The collectives that a rank has called, by rank; its newest answer, or what it said as it failed."""
         self._stale: set[int] = set()
@@ -147,6 +149,7 @@ class StackQuery(RunObserver):
 
     def _ask(self) -> None:
         run, at_work = self.run, self._at_work()
+        self._texts_before |= self._texts
         self._texts, self._told, self._stale = {}, self._told - at_work, at_work
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
@@ -265,6 +268,8 @@ class StackQuery(RunObserver):
             is_new = time.monotonic() < self._texts_s.get(rank.rank, float("-inf")) + LAST_WORDS_S
             if rank.ended_by_us and (self._is_failure_asked or is_new):
                 frames = frames or parse(self._texts.get(rank.rank, ""))
+            if rank.ended_by_us and is_new:  # its launcher has ended it, and it is asked in vain
+                frames = frames or parse(self._texts_before.get(rank.rank, ""))
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:

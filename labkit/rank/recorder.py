@@ -29,6 +29,9 @@ RECORDED = ("gloo", "nccl")
 NO_GROUP = "it is in no process group"
 """Why the calls of a rank that has left its group are not known."""
 
+RETURNED = "it has returned"
+"""Why those of a rank whose function has returned are not."""
+
 DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -126,6 +129,11 @@ def _call(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 def _dtype(name: str) -> str:
     return DTYPES.get(name, name.lower())
+
+
+def groups_of(rank: int) -> Collectives:
+    """Return the groups that this rank is in, without its calls."""
+    return Collectives(rank, groups=_groups(), unknown=RETURNED)
 
 
 def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:

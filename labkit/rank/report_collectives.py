@@ -69,6 +69,8 @@ def _say_calls(channel: Channel, trace: TracebackType | None = None, is_last: bo
 def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
     """Report when and where the function leaves the process group, and at its end what a cell has called.
 
+    Of a function that is no cell, only its groups are reported, if it has made any.
+
     After a cell its ranks stay in the group, so nobody else would learn which calls it has not come to.
 
     `destroy_process_group` is replaced meanwhile: PyTorch tells nobody of it. What still fails: a module of the
@@ -90,8 +92,12 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
         module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
     try:
         yield
-        if is_cell and not channel.is_copy:
-            _say_calls(channel)
+        if not channel.is_copy:
+            if is_cell:
+                _say_calls(channel)
+            elif dist.is_initialized() and distributed_c10d._world.group_count > 1:
+                # Of those that it is not in, too: nobody could tell later whether it was to come to another's call.
+                channel.attach(KIND, tuple(recorder.groups_of(channel.rank)))
     finally:
         for module in (distributed_c10d, dist):
             module.destroy_process_group = real  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Star
 from labkit.protocol.job import Cell
 from labkit.rank import recorder
 from labkit.rank.failure import describe
-from labkit.rank.recorder import NO_GROUP, Collectives
+from labkit.rank.recorder import NO_GROUP, RETURNED, Collectives
 from labkit.rank.report_collectives import look_at_threads
 from tests.conftest import LONG_S
 from tests.support import transports
@@ -141,6 +141,12 @@ FAILED = {
         [said(0, call(6, "all_reduce", group="1")), said(2)],
         0,
         r"rank 0 did not come to all_reduce #7 \(group of ranks 0 and 1\) within 600 s, .*",
+    ),
+    "NCCL's watchdog, in a subgroup whose other member its launcher ended before it could say that it is one": (
+        [returned(0), aborted(1, 7, "2", "undefined"), running(2)],
+        [said(0, groups=(WORLD,), unknown=RETURNED)],
+        2,
+        r"rank 2 did not come to all_reduce #7 \(group of ranks 1 and 2\) within 600 s, where rank 1 waited",
     ),
     "a rank that sends nothing": (
         [running(0, "computes"), failed(1, TIMED_OUT), running(2)],

@@ -12,6 +12,7 @@ import pytest
 
 from labkit import run as monitor_run
 from labkit.engines.arguments import check_call
+from labkit.failures.facts import RankFacts
 from labkit.failures.silence import Silences
 from labkit.launchers import job_events
 from labkit.monitor import active_runs as going_runs
@@ -244,6 +245,21 @@ def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_sa
     assert run.states == ["failed", "ended"]
     assert "rank 0 is in all_reduce #1 (float32 [1]) at cell.py, line 3" in failure.value.diagnosis.headline
     assert "rank 1 is in barrier #1 (float32 [1]) at cell.py, line 7" in failure.value.diagnosis.headline
+
+
+def test_the_last_words_of_a_rank_that_its_launcher_ends_as_it_is_asked_are_kept():
+    run = going(FakeEngine())
+    query = run._stack_query
+    query.take(events.Stack(1, STACK.format(line=7)))
+    query.ask()
+    facts = [RankFacts(0), RankFacts(1, ended_by_us=True, exit_code=-15), RankFacts(2)]
+    query.add_facts(facts)
+    assert facts[1].stack.place == "cell.py, line 7"
+    query.ask()
+    query._texts_s[1] -= question.LAST_WORDS_S
+    query.add_facts(facts)
+    assert facts[1].stack is None, "it may have been anywhere since"
+    run.stop(0)
 
 
 AGAIN = {
