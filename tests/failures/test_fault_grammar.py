@@ -52,6 +52,8 @@ ROWS = [
 UNDER_TORCHRUN = [
     ("exits 0", "pipeline", "as libuv", 4, 1),  # its agent takes that for done, and lets the others wait
     ("a time limit passes", "default", "as NCCL", 3, 0),  # and ends a rank before anybody can ask where it is
+    ("a time limit passes", "subgroup", "as NCCL", 3, 2),  # to which it may or may not belong
+    ("a time limit passes", "subgroup", "as libuv", 2, 1),
     ("another dtype", "default", "as NCCL", 3, 2),
 ]
 
