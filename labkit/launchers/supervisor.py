@@ -133,7 +133,7 @@ class Supervisor:
 
     def _obey(self, words: list[str]) -> None:
         for word in words:
-            if word == "stacks" and self._launcher.restarts_ranks and os.path.exists(self._peer_failed):
+            if word == "stacks" and self._launcher.restarts_ranks and self._has_peer_failed():
                 # The agent's SIGTERM, by which the rank also says where it is, may come while it is saying so: that
                 # would end it in the middle of it.
                 self._ask_at_s = time.monotonic() + AGENT_S
@@ -149,13 +149,15 @@ class Supervisor:
         if not self._was_asked and not self._launcher.restarts_ranks:
             self._was_asked = True
             self._child.send("stop")
-        has_failed = os.path.exists(self._peer_failed)
-        if self._launcher.restarts_ranks or (has_failed and self._child.has_said_where_it_is()):
+        if self._launcher.restarts_ranks or (self._has_peer_failed() and self._child.has_said_where_it_is()):
             self._child.end_for_the_launcher(self._launcher, self._signals)
 
     @property
     def _peer_failed(self) -> Path:
         return self._directory / f"failed.{self._attempt}"
+
+    def _has_peer_failed(self) -> bool:
+        return os.path.exists(self._peer_failed)
 
     def _note_end(self) -> int | None:
         """Record that the process has ended; return this one's exit code, or None if there is another process."""

@@ -53,7 +53,7 @@ OF_PATHS = {"read_bytes", "read_text", "write_bytes", "write_text", "touch", "ex
 NOT_REACHED = {
     "directory.RunDirectory.note_stopped_by": "of a run that is stopped: tests/launchers/test_slurm_faults.py",
     "supervisor.Supervisor.run": "needs a process: tests/launchers/test_supervisor.py",
-    "supervisor.Supervisor._obey_the_launcher": "needs a process: tests/launchers/test_supervisor.py",
+    "supervisor.Supervisor._has_peer_failed": "needs a process: tests/launchers/test_supervisor.py",
     "supervisor.Supervisor._note_end": "needs a process: tests/launchers/test_supervisor.py",
     "supervisor.Child.__init__": "needs a process",
     "supervisor.Child.has_said_where_it_is": "needs a process",
