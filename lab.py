@@ -45,6 +45,13 @@ DOWNLOADS = {
     ("test", "cpu"): "0.6 GB",
 }
 
+COMPILES_ALL = ("-m", "compileall", "-qq", "-j", "0", str(VENV / "lib"))
+COMPILES_WHAT_LESSONS_IMPORT = (
+    "-c",
+    "import jupyterlab.labapp, labkit.ui.charts, matplotlib.pyplot, papermill, torch._dynamo, torchvision",
+)
+"""So that no rank does so while its time runs: of several that begin at once, each would."""
+
 
 def main(arguments: list[str]) -> int:
     """Do as the command line says; return the exit code."""
@@ -114,9 +121,11 @@ def set_up(what: str) -> None:
         make_venv()
     torch, options, remark = which_torch()
     print(f"{remark}; downloads about {DOWNLOADS[what, torch]}, once, and takes some minutes", flush=True)
-    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", RANGES[what], *options]
-    if code := call(program("python"), *install, "-e", f".[{what}]"):
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "-c", RANGES[what]]
+    if code := call(program("python"), *install, *options, "-e", f".[{what}]"):
         sys.exit(code)
+    # pip would compile every module, one after another: a quarter of a gigabyte, of which lessons need little.
+    call(program("python"), *(COMPILES_ALL if what == "test" else COMPILES_WHAT_LESSONS_IMPORT))
     (VENV / f"ready-{what}").touch()
 
 

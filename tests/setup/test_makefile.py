@@ -31,6 +31,8 @@ lab.py*) PYTHON="$0" exec REAL_PYTHON "$@" ;;
     done
     echo made >> log ;;
 "-m pip") [ -e "${0%/*}/pip" ] || { echo "No module named pip" >&2; exit 1; }; echo installed >> log ;;
+"-m compileall") echo compiled-all >> log ;;
+"-c import "*) echo compiled-some >> log ;;
 esac
 """
 """Makes an environment as Python does: its programs begin with the whole path of its Python."""
@@ -58,7 +60,7 @@ def make(folder, *arguments):
 def test_what_is_set_up_is_not_set_up_again(clone):
     assert make(clone, "setup").returncode == 0
     assert make(clone, "setup").returncode == 0
-    assert (clone / "log").read_text().split() == ["made", "installed"]
+    assert (clone / "log").read_text().split() == ["made", "installed", "compiled-all"]
 
 
 def test_a_python_without_venv_says_which_package_to_install_and_then_make_goes_on(clone):
@@ -69,7 +71,7 @@ def test_a_python_without_venv_says_which_package_to_install_and_then_make_goes_
     (clone / "no-ensurepip").unlink()
     done = make(clone, "lab")
     assert done.returncode == 0, done.stderr
-    assert (clone / "log").read_text().split() == ["made", "installed"]
+    assert (clone / "log").read_text().split() == ["made", "installed", "compiled-some"]
 
 
 def test_half_an_environment_is_made_anew(clone):
@@ -78,7 +80,7 @@ def test_half_an_environment_is_made_anew(clone):
     shutil.copy(clone / "python", clone / ".venv" / "bin" / "python")
     done = make(clone, "lab")
     assert done.returncode == 0, done.stderr
-    assert (clone / "log").read_text().split() == ["made", "installed"]
+    assert (clone / "log").read_text().split() == ["made", "installed", "compiled-some"]
 
 
 def test_a_clone_that_was_renamed_is_set_up_anew(clone):
@@ -86,4 +88,11 @@ def test_a_clone_that_was_renamed_is_set_up_anew(clone):
     renamed = clone.rename(clone.with_name("renamed"))
     done = make(renamed, "lab")
     assert done.returncode == 0, done.stderr
-    assert (renamed / "log").read_text().split() == 2 * ["made", "installed"]
+    assert (renamed / "log").read_text().split() == [
+        "made",
+        "installed",
+        "compiled-all",
+        "made",
+        "installed",
+        "compiled-some",
+    ]
