@@ -59,6 +59,11 @@ class Wait(NamedTuple):
     """The rank that it sends to or receives from, if it is not a collective."""
 
     @property
+    def is_of_two(self) -> bool:
+        """Whether it is a send or a receive, of which the other rank is not known: NCCL's watchdog does not say."""
+        return self.peer is None and self.title.partition(" ")[0] in ("send", "recv")
+
+    @property
     def in_words(self) -> str:
         """ "barrier #2 (group of ranks 0 and 1)"."""
         return f"{self.title} ({', '.join(self.details)})" if self.details else self.title
@@ -199,7 +204,11 @@ def explain(
         how = gone(ranks, victim.failure.time_s if limit is not None and victim.failure else float("inf"))
         wait = _given_up(victim, list(by_rank.values()), ranks)
         absent = [r for r in wait.absent if r != victim.rank]
+        free = [r for r in absent if limit is not None and not _waits_too(facts[r], list(by_rank.values()), ranks)]
         missing = _of_one_kind([r for r in absent if how.get(r) in ("left", "returned")], how)
+        if wait.is_of_two and any(r not in how for r in free):
+            # With which rank it was to meet is not known. One that has returned has done its part in all likelihood.
+            missing, free = [], [r for r in free if r not in how]
         if missing:
             return (
                 missing[0],
@@ -209,7 +218,6 @@ def explain(
             )
         if limit is None:
             return None
-        free = [r for r in absent if not _waits_too(facts[r], list(by_rank.values()), ranks)]
         if blamed := free or sorted(wait.late, key=lambda r: -wait.late[r])[:1]:
             return (
                 blamed[0],

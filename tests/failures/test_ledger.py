@@ -38,6 +38,7 @@ from tests.support.hangs import is_recorded
 
 TIMED_OUT = "RuntimeError: [/gloo/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
 CLOSED = "RuntimeError: [/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26010"
+ALL = ("1", "undefined", (0, 1, 2))
 WORLD, PAIR, SAME_PAIR = ("0", "default_pg", (0, 1, 2)), ("1", "undefined", (0, 1)), ("2", "undefined", (0, 1))
 
 
@@ -45,9 +46,9 @@ def failed(rank, summary=CLOSED, time_s=4.0, **facts):
     return RankFacts(rank, failure=Failure(rank, time_s, "running", summary, "Traceback"), exit_code=1, **facts)
 
 
-def aborted(rank, number=2, group="0", description="default_pg"):
+def aborted(rank, number=2, group="0", description="default_pg", kind="ALLREDUCE"):
     said = transports.ABORTED.format(
-        rank=rank, number=number, kind="ALLREDUCE", limit_ms=600_000, group=group, description=description
+        rank=rank, number=number, kind=kind, limit_ms=600_000, group=group, description=description
     )
     return RankFacts(rank, exit_code=-signal.SIGABRT, exit_s=600.0, output_end=said)
 
@@ -147,6 +148,18 @@ FAILED = {
         [said(0, groups=(WORLD,), unknown=RETURNED)],
         2,
         r"rank 2 did not come to all_reduce #7 \(group of ranks 1 and 2\) within 600 s, where rank 1 waited",
+    ),
+    "NCCL's watchdog, in a receive: one rank has done its part and returned, one computes": (
+        [returned(0), aborted(1, 3, "1", "undefined", "RECV"), running(2, "computes")],
+        [said(0, groups=(WORLD, ALL)), said(2, groups=(WORLD, ALL))],
+        2,
+        r"rank 2 did not come to recv #3 \(group of ranks 0, 1 and 2\) within 600 s, where rank 1 waited; rank 2 is .*",
+    ),
+    "NCCL's watchdog, in a receive from a rank that has returned": (
+        [returned(0), aborted(1, 3, "1", "undefined", "RECV"), aborted(2, 3, "1", "undefined", "RECV")],
+        [said(0, groups=(WORLD, ALL))],
+        0,
+        r"rank 0 returned while rank 1 was still in recv #3 \(group of ranks 0, 1 and 2\) with it: .*",
     ),
     "a rank that sends nothing": (
         [running(0, "computes"), failed(1, TIMED_OUT), running(2)],
