@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ class Supervisor:
         self._asked.skip()
         base = self._directory / "ranks" / f"{self._rank}.{self._attempt}"
         arguments = [str(self._directory), self._rank, str(self._attempt)]
-        return Child(base, "labkit.launchers.rank_entry", arguments)
+        return Child(base, "labkit.launchers.rank_entry", arguments, self._signals)
 
     def _end(self) -> None:
         self._was_ended = True
@@ -150,7 +149,7 @@ class Supervisor:
             self._was_asked = True
             self._child.send("stop")
         if self._launcher.restarts_ranks or (self._has_peer_failed() and self._child.has_said_where_it_is()):
-            self._child.end_for_the_launcher(self._launcher, self._signals)
+            self._child.end_for_the_launcher(self._launcher)
 
     @property
     def _peer_failed(self) -> Path:
@@ -246,7 +245,7 @@ def stay_for_the_launcher() -> None:
 class Child:
     """A rank's process."""
 
-    def __init__(self, base: Path, module: str, arguments: list[str]) -> None:
+    def __init__(self, base: Path, module: str, arguments: list[str], signals: list[int]) -> None:
         self.records, self.output = Path(f"{base}.records"), Path(f"{base}.out")
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
@@ -254,6 +253,7 @@ class Child:
         self._where_asked: tuple[float, int] | None = None
         """When the process was asked where it is, and how long its records were then."""
         self._was_told_to_end = False
+        self._signals = signals
         with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
@@ -262,6 +262,7 @@ class Child:
                 stderr=output,
                 env={**os.environ, "PYTHONPATH": path},
             )
+        self._signals_before = len(signals)
 
     def send(self, word: str) -> None:
         """Pass a word on. A process that has just ended does not receive it."""
@@ -296,16 +297,18 @@ class Child:
         except OSError:
             return b""
 
-    def end_for_the_launcher(self, launcher: RankVariables, signals: Collection[int]) -> None:
-        """End the process after these signals of the launcher.
+    def end_for_the_launcher(self, launcher: RankVariables) -> None:
+        """End the process after a signal of the launcher.
 
-        torchrun sends its SIGTERM to the group of this process, and so to the rank, too. A second one, which comes
-        while the rank writes where it is, would be another thread's to take: it would write where that is. Under SLURM
-        the rank does not obey SIGTERM, which comes to every process.
+        torchrun sends its SIGTERM to the group of this process, and so to the rank, too, if there was one. A second
+        signal, which comes while the rank writes where it is, would be another thread's to take: it would write where
+        that is. Under SLURM the rank does not obey SIGTERM, which comes to every process.
         """
         if not launcher.restarts_ranks:
             self.process.kill()
-        elif not (self._was_told_to_end or (signal.SIGTERM in signals and os.getpgrp() == os.getpid())):
+            return
+        has_it = signal.SIGTERM in self._signals[self._signals_before :] and os.getpgrp() == os.getpid()
+        if not (self._was_told_to_end or has_it):
             self._was_told_to_end = True
             self.process.terminate()
 

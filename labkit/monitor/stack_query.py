@@ -52,8 +52,8 @@ class StackQuery(RunObserver):
         """What `faulthandler` has written since the last question, by rank …"""
         self._texts_s: dict[int, float] = {}
         """… when it came …"""
-        self._texts_before: dict[int, str] = {}
-        """… and what it had before: of a rank that ends as it is asked, these are the last words."""
+        self._before: dict[int, tuple[str, float]] = {}
+        """… and what had come before, and when: of a rank that ends as it is asked, these are the last words."""
         self._said: dict[int, Collectives] = {}
         """The collectives that a rank has called, by rank; its newest answer, or what it said as it failed."""
         self._stale: set[int] = set()
@@ -149,7 +149,7 @@ class StackQuery(RunObserver):
 
     def _ask(self) -> None:
         run, at_work = self.run, self._at_work()
-        self._texts_before |= self._texts
+        self._before |= {rank: (text, self._texts_s[rank]) for rank, text in self._texts.items()}
         self._texts, self._told, self._stale = {}, self._told - at_work, at_work
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
@@ -265,12 +265,16 @@ class StackQuery(RunObserver):
             # The watchdog's thread is none of the reader's.
             thread = "main" if was_aborted_by_watchdog(rank) else "current"
             frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
-            is_new = time.monotonic() < self._texts_s.get(rank.rank, float("-inf")) + LAST_WORDS_S
-            if rank.ended_by_us and (self._is_failure_asked or is_new):
+            if rank.ended_by_us and (self._is_failure_asked or self._is_new(self._texts_s.get(rank.rank))):
                 frames = frames or parse(self._texts.get(rank.rank, ""))
-            if rank.ended_by_us and is_new:  # its launcher has ended it, and it is asked in vain
-                frames = frames or parse(self._texts_before.get(rank.rank, ""))
+            before, came_s = self._before.get(rank.rank, ("", None))
+            if rank.ended_by_us and self._is_new(came_s):  # its launcher has ended it, and it is asked in vain
+                frames = frames or parse(before)
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
+
+    @staticmethod
+    def _is_new(came_s: float | None) -> bool:
+        return came_s is not None and time.monotonic() < came_s + LAST_WORDS_S
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return a better explanation of a failure: collectives that do not match, or one that was missed."""

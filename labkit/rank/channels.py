@@ -86,7 +86,7 @@ class Messages:
             raise self._garbled
         try:
             return list(self._whole(memoryview(data)))
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt):
             raise
         except Garbled as error:
             self._garbled = error
@@ -106,10 +106,12 @@ class Messages:
             if not self._room:
                 try:
                     self._room = next(self._parts)
+                    continue
                 except StopIteration as whole:
                     pickled, memory = whole.value
-                    yield pickle.loads(pickled, buffers=memory)
-                    self._begin()
+                # Not above: if this fails, the message would be printed with it, every byte of its tensors.
+                yield pickle.loads(pickled, buffers=memory)
+                self._begin()
 
 
 class EventQueue:

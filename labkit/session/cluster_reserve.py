@@ -393,6 +393,7 @@ class JobEngine(DirectoryEngine):
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
+        self._knows_who_stopped = True  # before anybody can read who it was
         with contextlib.suppress(OSError):
             self.directory.ask("stop")  # for who attaches later
         super().ask_to_stop()

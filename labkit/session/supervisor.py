@@ -112,7 +112,7 @@ class SessionSupervisor(Supervisor):
                 append(records, ["Interrupted", int(self._rank)])
                 self._child.send("stop")
         else:
-            self._child.end_for_the_launcher(self._launcher, self._signals)
+            self._child.end_for_the_launcher(self._launcher)
 
     def _exit_code(self, code: int) -> int:
         if self._signals and not self._launcher.restarts_ranks:
@@ -166,7 +166,7 @@ class SessionSupervisor(Supervisor):
             except FileExistsError:
                 self._never_ends(Path(f"{base}.records"))
                 number += 1
-        child = Child(base, "labkit.session.rank_entry", [str(self._directory), self._rank, str(number)])
+        child = Child(base, "labkit.session.rank_entry", [str(self._directory), self._rank, str(number)], self._signals)
         node = os.environ.get("SLURMD_NODENAME") or host.node()
         append(child.records, ["Process", int(self._rank), child.process.pid, node])
         return child

@@ -255,8 +255,8 @@ def test_the_last_words_of_a_rank_that_its_launcher_ends_as_it_is_asked_are_kept
     facts = [RankFacts(0), RankFacts(1, ended_by_us=True, exit_code=-15), RankFacts(2)]
     query.add_facts(facts)
     assert facts[1].stack.place == "cell.py, line 7"
-    query.ask()
-    query._texts_s[1] -= question.LAST_WORDS_S
+    query._before[1] = (query._before[1][0], query._before[1][1] - question.LAST_WORDS_S)
+    query.take(events.Stack(1, "Stack (most recent call first):\n"))  # cut off
     query.add_facts(facts)
     assert facts[1].stack is None, "it may have been anywhere since"
     run.stop(0)

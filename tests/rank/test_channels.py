@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import threading
+import traceback
 from array import array
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import labkit
 from labkit.protocol import events
-from labkit.protocol.framing import HEADER, MARK
+from labkit.protocol.framing import HEADER, MARK, framed
 from labkit.protocol.job import RankInfo
 from labkit.rank import channels
 from labkit.rank.channels import EventQueue, Garbled, Messages, PipeChannel
@@ -59,6 +60,35 @@ def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
         with pytest.raises(Garbled):
             messages.add(garbage)
         garbage = b""
+
+
+class _Unknown:
+    """Pickles as what its reader cannot find."""
+
+    def __reduce__(self):
+        return getattr, ("", "no_such_name")
+
+
+def test_why_a_message_cannot_be_read_is_said_without_the_message():
+    """Else the report would have a line for each byte of its tensors, and whatever secret is in it."""
+    sent = b"".join(framed(pickle.dumps((_Unknown(), "hf_secret")), [memoryview(bytes(100_000))]))
+    with pytest.raises(Garbled, match="no_such_name") as caught:
+        Messages().add(sent)
+    said = "".join(traceback.format_exception(caught.value))
+    assert len(said) < 5000
+    assert "hf_secret" not in said
+
+
+def test_an_interrupt_as_a_message_is_read_is_an_interrupt(monkeypatch):
+    def interrupt(body, buffers):
+        raise KeyboardInterrupt
+
+    messages = Messages()
+    with monkeypatch.context() as patch:
+        patch.setattr(channels.pickle, "loads", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            messages.add(frame("one"))
+    assert messages._garbled is None
 
 
 def test_too_little_memory_for_an_event_is_not_taken_for_garbage(monkeypatch):
