@@ -17,6 +17,7 @@ import importlib.util
 import os
 import re
 import site
+import struct
 import sys
 import sysconfig
 import types
@@ -27,6 +28,9 @@ from typing import Any, NamedTuple
 _FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
 """Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
+
+_COMPILED = struct.Struct("<4sIII")
+"""The header of a compiled file: Python's version, flags, the source's time of change and size."""
 
 
 class Stamp(NamedTuple):
@@ -48,7 +52,7 @@ class Own(NamedTuple):
     spec: Any
     """Another after a reload."""
     stamp: Stamp | None
-    """Of the file as it was imported: `of_reader` is called after each cell, and on ranks after each import."""
+    """Of the file as it was imported."""
 
 
 _seen: dict[str, types.ModuleType] = {}
@@ -82,7 +86,7 @@ def of_reader() -> dict[str, Own]:
             _own.pop(name, None)
             file = file_of(module)
             if file is not None and file.endswith(".py") and name != "__main__" and is_readers(file):
-                _own[name] = Own(file, module.__spec__, stamp(file))
+                _own[name] = Own(file, module.__spec__, _stamp_as_imported(module, file))
     for name in _own.keys() - sys.modules.keys():
         del _own[name], _seen[name]
     return dict(_own)
@@ -108,6 +112,36 @@ def stamp(file: str) -> Stamp | None:
     except OSError:
         return None
     return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _stamp_as_imported(module: types.ModuleType, file: str) -> Stamp | None:
+    """Return the stamp that a file had when a module was imported from it.
+
+    Of a file that has changed since this process began, the compiled file tells, in whole seconds. Of another it may be
+    an older file's, where Python could not write it.
+    """
+    import psutil  # not above: ranks do without it until they import a module of the reader's
+
+    now = stamp(file)
+    began_s = int(psutil.Process().create_time())
+    if now is None or now.changed_ns // 10**9 < began_s or sys.dont_write_bytecode:
+        return now
+    changed_s, size_bytes = now.changed_ns // 10**9, now.size_bytes & 0xFFFFFFFF
+    compiled = _compiled_from(module)
+    return now if compiled in (None, (changed_s, size_bytes)) else Stamp(compiled[0] * 10**9, compiled[1], 0)
+
+
+def _compiled_from(module: types.ModuleType) -> tuple[int, int] | None:
+    """Return when the file was changed from which Python has compiled a module, in s, and its size in bytes.
+
+    None if Python has kept no compiled file.
+    """
+    try:
+        with open(module.__spec__.cached, "rb") as file:  # type: ignore[union-attr, arg-type]
+            _, flags, *found = _COMPILED.unpack(file.read(_COMPILED.size))
+    except (AttributeError, OSError, TypeError, struct.error):
+        return None
+    return None if flags else (found[0], found[1])
 
 
 class Search(NamedTuple):

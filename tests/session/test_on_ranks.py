@@ -339,6 +339,15 @@ def test_a_file_that_was_edited_is_named_until_it_is_reloaded(folder):
     assert modules.edited(modules.of_reader()) == [str(file)]
 
 
+def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypatch):
+    sys.path.insert(0, "lib")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    importlib.import_module("settings_of_lib")
+    file = folder / "a" / "lib" / "settings_of_lib.py"
+    file.write_text("name = 'edited'\n")
+    assert modules.edited(modules.of_reader()) == [str(file)], "Python has kept when it compiled which"
+
+
 # On reserved ranks
 
 
