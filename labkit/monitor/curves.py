@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class Thinned:
 
     def add(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
         """Append points, given as two arrays of equal length."""
+        if not len(x):
+            return
         places = np.arange(self._count, self._count + len(x))
         self._count += len(x)
         while self._count >= self._limit * self._size:
@@ -34,13 +37,16 @@ class Thinned:
         kept = np.concatenate((self._kept, (places, x, y)), axis=1)
         bucket, y = kept[0] // self._size, kept[2]
         first = np.flatnonzero(np.diff(bucket, prepend=-1))
-        # What is not finite sorts last, and so is neither lowest nor highest unless its bucket holds nothing else.
-        is_gap = ~np.isfinite(y)
-        low, high = (np.lexsort((np.where(is_gap, np.inf, by), bucket))[first] for by in (y, -y))
-        gaps = np.flatnonzero(is_gap)
-        gaps = gaps[np.diff(bucket[gaps], prepend=-1) > 0]
-        end = np.arange(len(y))[-1:]  # so that the curve goes as far as it has come; the next points take its place
-        self._kept = kept[:, np.unique(np.concatenate((low, high, gaps, end)))]
+        is_gap, counts = ~np.isfinite(y), np.diff(first, append=len(y))
+        found = [is_gap]
+        # What is not finite counts as inf: neither lowest nor highest unless its bucket holds nothing else.
+        for by in (np.where(is_gap, np.inf, y), np.where(is_gap, np.inf, -y)):
+            found.append(by == np.repeat(np.minimum.reduceat(by, first), counts))
+        is_kept = np.zeros(len(y), bool)
+        is_kept[-1:] = True  # so that the curve goes as far as it has come; the next points take its place
+        for at in map(np.flatnonzero, found):
+            is_kept[at[np.diff(bucket[at], prepend=-1) > 0]] = True  # the first in each bucket
+        self._kept = kept[:, is_kept]
 
     def points(self) -> Points:
         """Return x and y of the points to draw, in the order in which they were added."""
@@ -71,36 +77,64 @@ def _begins(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-class Mean:
-    """The mean over ranks at every step that all ranks have logged, as it becomes known."""
+Logged = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Of one rank, in its own order: steps, and the value at each."""
 
-    WAITING = 50_000
-    """Values that wait for those of other ranks, at most: the oldest are left out of the mean."""
+
+class Mean:
+    """The mean over ranks at every step that all ranks have logged, as it becomes known.
+
+    A step that a rank logs twice meets, the second time, the second time of the others.
+    """
+
+    WAITING = 20_000
+    """Points that one rank may be ahead of the others before its oldest are left out of the mean."""
 
     def __init__(self, world_size: int) -> None:
         self.curve = Thinned()
-        self._world_size = world_size
-        self._waiting: tuple[NDArray[Any], ...] = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+        self._waiting: list[Logged] = [(np.empty(0, np.int64), np.empty(0))] * world_size
 
-    def add(self, ranks: NDArray[Any], steps: NDArray[np.int64], y: NDArray[np.float64]) -> None:
-        """Take values of any ranks, those of each in its own order."""
-        ranks, steps, y = (np.concatenate(each) for each in zip(self._waiting, (ranks, steps, y), strict=True))
-        waits = np.ones(len(ranks), bool)
-        if np.bincount(ranks, minlength=self._world_size).all():
-            points, place = points_of(ranks, steps)
-            has_all = np.bincount(place) == self._world_size
-            when = np.zeros(len(points), np.int64)
-            np.maximum.at(when, place, np.arange(len(place)))  # a point is known once the last rank has logged it
-            drawn = np.flatnonzero(has_all)[np.argsort(when[has_all])]
-            with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-                means = np.bincount(place, y, len(points)) / self._world_size
-            self.curve.add(points[drawn, 0].astype(np.float64), means[drawn])
-            # What a rank has logged before a step at which all have met can no longer be met.
-            met = np.full(self._world_size, -1)
-            is_met = has_all[place]
-            np.maximum.at(met, ranks[is_met], np.flatnonzero(is_met))
-            waits = np.arange(len(ranks)) > met[ranks]
-        self._waiting = tuple(each[waits][-self.WAITING :] for each in (ranks, steps, y))
+    def add(self, new: Mapping[int, Logged]) -> None:
+        """Take points of ranks. However many come together, each finds those that it meets among them."""
+        waiting = self._waiting
+        for rank, points in new.items():
+            (steps, y), (more_steps, more) = waiting[rank], points
+            waiting[rank] = np.concatenate((steps, more_steps)), np.concatenate((y, more))
+        of_ranks = [steps for steps, _ in waiting]
+        shared = min(map(len, of_ranks))
+        if all(np.array_equal(steps[:shared], of_ranks[0][:shared]) for steps in of_ranks):  # so mostly
+            met = [np.arange(shared)] * len(of_ranks)
+        else:
+            met = _met(of_ranks, [steps for steps, _ in new.values()])
+        if len(met[0]):
+            with np.errstate(over="ignore", invalid="ignore"):  # inf on one rank and -inf on another
+                means = np.mean([y[at] for (_, y), at in zip(waiting, met, strict=True)], axis=0)
+            self.curve.add(of_ranks[0][met[0]].astype(np.float64), means)
+        # What a rank has logged before a point at which all have met can no longer be met.
+        for rank, at in enumerate(met):
+            steps, y = waiting[rank]
+            first = max(len(steps) - self.WAITING, at.max(initial=-1) + 1)
+            waiting[rank] = steps[first:].copy(), y[first:].copy()  # which do not keep the rest
+
+
+def _met(of_ranks: list[NDArray[np.int64]], new: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """Return where all ranks meet: for each of them the places of those points, in the order of the first rank's."""
+    # Nothing that waited had met. Where ranks share no step at all, much may wait, and is not to be sorted every time.
+    steps = np.unique(np.concatenate(new))
+    for waiting in of_ranks:
+        steps = steps[np.isin(steps, waiting)]
+        if not len(steps):
+            return [np.empty(0, np.int64)] * len(of_ranks)
+    counts = [len(steps) for steps in of_ranks]
+    points, which = points_of(np.repeat(np.arange(len(counts)), counts), np.concatenate(of_ranks))
+    has_all = np.bincount(which) == len(counts)
+    by_rank = np.split(which, np.cumsum(counts)[:-1])
+    together, met = by_rank[0][has_all[by_rank[0]]], []
+    for which in by_rank:
+        places = np.empty(len(points), np.int64)
+        places[which] = np.arange(len(which))
+        met.append(places[together])
+    return met
 
 
 class Rates:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.monitor.curves import Mean, Points, Rates, Thinned
+from labkit.monitor.curves import Logged, Mean, Points, Rates, Thinned
 from labkit.protocol.events import Log
 
 if TYPE_CHECKING:
@@ -67,65 +67,26 @@ class Curve(NamedTuple):
     """As `plotly.graph_objects.Scatter` takes it, for what is no rank's curve, and no mean: the edge of a band, say."""
 
 
-class LoggedValue(NamedTuple):
-    """One logged value."""
-
-    rank: int
-    step: int
-    time_s: float
-    """Since the launch."""
-    name: str
-    value: float
-
-
-class Place(NamedTuple):
-    """A place in a history: `History.since` returns what came after it."""
-
-    sifted: int = 0
-    """How often ranks had gone back."""
-    values: int = 0
-
-
-class NotFinite(NamedTuple):
-    """A logged value that is NaN or infinite."""
-
-    step: int
-    time_s: float
-    """Since the launch."""
-    rank: int
-    name: str
-    value: float
-
-    @property
-    def in_words(self) -> str:
-        """ "NaN", "Inf" or "-Inf"."""
-        return "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
-
-    @property
-    def said(self) -> str:
-        """In one line: which rank logged it, and at which step."""
-        return f"{self}, the first value that is not finite"
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
-
-
 class _Calls(NamedTuple):
     """Log calls in the order in which they came, by column."""
 
     ranks: NDArray[np.int32]
+    kinds: NDArray[np.int32]
+    """Which names each has: a number of `History.kinds`."""
     steps: NDArray[np.int64]
     times_s: NDArray[np.float64]
-
-
-class _Values(NamedTuple):
-    """Values, call by call, by column."""
-
-    calls: NDArray[np.int32]
-    """Which call each is of."""
-    names: NDArray[np.int32]
-    """By number."""
     values: NDArray[np.float64]
+    """Call by call, as many as the call has names."""
+
+
+Named = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Of one name: which calls have it, and its value in each."""
+
+Kinds = dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Of the calls of each kind: which they are, and their values, (calls, names)."""
+
+Place = tuple[int, int]
+"""In a history: calls and values before it."""
 
 
 class History:
@@ -144,26 +105,30 @@ class History:
         """Ranks that have gone back, each to a step."""
         self.sifted = 0
         """How often ranks have gone back."""
-        self._numbers: dict[str, int] = {}
-        """The number of every name that was ever logged."""
+        self.kinds: dict[tuple[str, ...], int] = {}
+        """By the names that a log call has, the number of its kind."""
+        self._widths = array("q")
+        """By kind, how many names it has."""
+        self._where: dict[str, list[Place]] = defaultdict(list)
+        """By name, in which kinds it is, and at which place there."""
         self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
         world_size = self.world_size
-        # A log call costs 20 bytes, and each of its values 16 more.
-        self._calls = array("i"), array("q"), array("d")
-        self._values = array("i"), array("i"), array("d")
-        """The columns of `_Calls` and `_Values`, which grow."""
+        # A log call costs 24 bytes, and 8 more per value.
+        self.kept = array("i"), array("i"), array("q"), array("d"), array("d")
+        """The columns of `_Calls`, which grow; whoever reads them holds the lock: see `settled`."""
         self._names: dict[str, int] = {}
-        """The number of each name, in the order in which they first came."""
-        self._last, self._has = np.zeros((0, world_size)), np.zeros((0, world_size), bool)
-        """By name and rank the last value, and whether there is any."""
-        self._not_finite: NotFinite | None = None
+        """By name, in the order in which they first came, its row in `_last` and `_last_call`."""
+        self._last, self._last_call = np.zeros((0, world_size)), np.zeros((0, world_size), np.int64)
+        """By name and rank the last value, and the number of the call that logged it; -1 if none has."""
+        self._rows: dict[int, NDArray[np.int64]] = {}
+        """By kind, the rows of its names."""
         self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
         self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
-        self._drawn: dict[str, int] = defaultdict(int)
-        """By name, how many of all values its curves have seen."""
+        self._drawn: dict[str, Place] = {}
+        """By name, how far its curves have come."""
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
         self._last_time_s = np.zeros(world_size)
         self._step_rates, self._sample_rates = Rates(world_size), Rates(world_size)
@@ -199,94 +164,108 @@ class History:
             self._sift()
         if self._waiting:
             logs, self._waiting, self._waiting_values = self._waiting, [], 0
-            counts, widths = [len(log.steps) for log in logs], [len(log.names) for log in logs]
-            ranks = np.repeat(np.array([log.rank for log in logs], np.int32), counts)
-            names = np.array([n for log in logs for n in self._numbers_of(log.names) * len(log.steps)], np.int32)
-            calls = np.repeat(np.arange(len(ranks), dtype=np.int32), np.repeat(widths, counts))
+            counts = [len(log.steps) for log in logs]
+            of_logs = [(log.rank, self._kind(log.names)) for log in logs]
+            ranks, kinds = np.repeat(np.array(of_logs, np.int32), counts, axis=0).T
             steps, times_s, values = map(b"".join, zip(*((log[2:]) for log in logs), strict=True))
-            self._take(
-                _Calls(ranks, np.frombuffer(steps, np.int64), np.frombuffer(times_s)),
-                _Values(calls, names, np.frombuffer(values)),
-            )
+            of_calls = np.frombuffer(steps, np.int64), np.frombuffer(times_s), np.frombuffer(values)
+            self._take(_Calls(ranks, kinds, *of_calls))
 
-    def _numbers_of(self, names: tuple[str, ...]) -> list[int]:
-        return [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+    def _kind(self, names: tuple[str, ...]) -> int:
+        """Return the number of a kind of log call, which may be new."""
+        kind = self.kinds.setdefault(names, len(self.kinds))
+        if kind == len(self._widths):
+            self._widths.append(len(names))
+            for place, name in enumerate(names):
+                self._where[name].append((kind, place))
+        return kind
 
     def _sift(self) -> None:
         """Take all calls once more, without those that ranks which have gone back will take again."""
-        (ranks, steps, times_s), (calls, names, values) = self._columns()
-        stays = np.ones(len(ranks), bool)
-        for rank, step in self._back.items():
-            mine = np.flatnonzero(ranks == rank)
-            again = steps[mine] >= step
+        calls, back, self._back = self._all(), self._back, {}
+        stays = np.ones(len(calls.ranks), bool)
+        for rank, step in back.items():
+            mine = np.flatnonzero(calls.ranks == rank)
+            again = calls.steps[mine] >= step
             if again.any():
                 stays[mine[again.argmax() :]] = False
-        self._back = {}
         self._forget()
         self.sifted += 1
-        of_those, number = stays[calls], (np.cumsum(stays) - 1).astype(np.int32)
-        self._take(
-            _Calls(ranks[stays], steps[stays], times_s[stays]),
-            _Values(number[calls[of_those]], names[of_those], values[of_those]),
-        )
+        ranks, kinds, steps, times_s, values = calls
+        values = values[np.repeat(stays, self._width_of(kinds))]
+        self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
 
-    def _take(self, new: _Calls, logged: _Values) -> None:
-        """Take calls, and their values, whose calls are counted from the first of these."""
-        (ranks, steps, times_s), (calls, names, values) = new, logged
-        columns: Any = zip(
-            (*self._calls, *self._values), (*new, *logged._replace(calls=calls + len(self._calls[0]))), strict=True
-        )
+    def _take(self, calls: _Calls) -> None:
+        before = len(self.kept[0])
+        columns: Any = zip(self.kept, calls, strict=True)
         for kept, more in columns:
             kept.frombytes(more.tobytes())
+        ranks, kinds, steps, times_s, _ = calls
         self._steps += np.bincount(ranks, minlength=self.world_size)
         self._last_step[ranks], self._last_time_s[ranks] = steps, times_s  # the last of each rank stays
         self._step_rates.add(ranks, times_s, np.ones(len(ranks)))
-        if (more := len(self._numbers) - len(self._last)) > 0:
-            room = (max(more, len(self._last)), self.world_size)  # twice as many, so that few new names cost a copy
-            self._last = np.concatenate((self._last, np.zeros(room)))
-            self._has = np.concatenate((self._has, np.zeros(room, bool)))
-        self._last[names, ranks[calls]], self._has[names, ranks[calls]] = values, True  # likewise
-        every = list(self._numbers)
-        if len(self._names) < len(every):
-            found, first = np.unique(names, return_index=True)
-            self._names |= {every[n]: n for n in found[np.argsort(first)].tolist() if every[n] not in self._names}
-        of_samples = names == self._numbers.get(SAMPLES, -1)
-        at = calls[of_samples]
-        if len(at):
-            self._sample_rates.add(ranks[at], times_s[at], values[of_samples])
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            at = calls[bad]
-            i = np.lexsort((ranks[at], times_s[at], steps[at]))[0]
-            of_call = int(steps[at[i]]), float(times_s[at[i]]), int(ranks[at[i]])
-            one = NotFinite(*of_call, every[names[bad[i]]], float(values[bad[i]]))
-            self._not_finite = min(filter(None, (self._not_finite, one)), key=lambda each: each[:3])
+        by_kind = self._by_kind(calls)
+        names = list(self.kinds)
+        for kind in sorted(by_kind.keys() - self._rows.keys(), key=lambda kind: by_kind[kind][0][0]):
+            self._make_rows(kind, names[kind])  # in the order in which they came
+        for kind, (at, values) in by_kind.items():
+            of_rank, from_the_end = np.unique(ranks[at][::-1], return_index=True)
+            last = len(at) - 1 - from_the_end
+            place = np.ix_(self._rows[kind], of_rank)
+            # A name may be in calls of several kinds: the latest call of all counts.
+            call = before + at[last]
+            self._last[place] = np.where(call > self._last_call[place], values[last].T, self._last[place])
+            self._last_call[place] = np.maximum(call, self._last_call[place])
+        if SAMPLES in self._names:
+            at, y = self._named(SAMPLES, by_kind)
+            self._sample_rates.add(ranks[at], times_s[at], y)
 
-    def _columns(self) -> tuple[_Calls, _Values]:
-        """Return everything; a copy, as an array that is read cannot grow."""
-        ranks, steps, times_s = map(np.array, self._calls)
-        calls, names, values = map(np.array, self._values)
-        return _Calls(ranks, steps, times_s), _Values(calls, names, values)
+    def _make_rows(self, kind: int, names: tuple[str, ...]) -> None:
+        """Have a row for each name of a new kind."""
+        self._rows[kind] = np.array([self._names.setdefault(name, len(self._names)) for name in names], np.int64)
+        if (more := len(self._names) - len(self._last)) > 0:
+            more = max(more, len(self._last))  # twice as many, so that not every new name costs a copy
+            self._last = np.concatenate((self._last, np.full((more, self.world_size), np.nan)))
+            never = np.full((more, self.world_size), -1, np.int64)
+            self._last_call = np.concatenate((self._last_call, never))
 
-    def _since(self, place: int) -> tuple[_Calls, _Values]:
-        """Return the values after so many, and the call of each."""
-        calls, names, values = (np.array(column[place:]) for column in self._values)
-        first = calls[0] if len(calls) else 0
-        ranks, steps, times_s = (np.array(column[first:])[calls - first] for column in self._calls)
-        return _Calls(ranks, steps, times_s), _Values(calls, names, values)
+    def _width_of(self, kinds: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return how many names each call has."""
+        return np.array(self._widths, np.int64)[kinds]
 
-    def since(self, place: Place) -> tuple[list[LoggedValue], Place]:
-        """Return the values after a place, each rank's in its own order, and the place after them.
+    def _by_kind(self, calls: _Calls) -> Kinds:
+        """Return the calls of each kind, in the order of the kinds."""
+        if len(calls.kinds) and (calls.kinds == calls.kinds[0]).all():  # so mostly
+            return {int(calls.kinds[0]): (np.arange(len(calls.kinds)), calls.values.reshape(len(calls.kinds), -1))}
+        widths = self._width_of(calls.kinds)
+        starts = np.cumsum(widths) - widths
+        order = np.argsort(calls.kinds, kind="stable")
+        kinds, first = np.unique(calls.kinds[order], return_index=True)
+        parts = zip(kinds.tolist(), np.split(order, first[1:]), strict=True) if len(order) else ()
+        return {kind: (at, calls.values[starts[at][:, None] + np.arange(self._widths[kind])]) for kind, at in parts}
 
-        `Place()` is the first of all; where ranks have gone back meanwhile, all that is left comes once more.
-        """
-        with self.settled():
-            place = place if place.sifted == self.sifted else Place(self.sifted)
-            (ranks, steps, times_s), (_, names, values) = self._since(place.values)
-            every = list(self._numbers)
-        said = (every[number] for number in names.tolist())
-        found = zip(ranks.tolist(), steps.tolist(), times_s.tolist(), said, values.tolist(), strict=True)
-        return list(itertools.starmap(LoggedValue, found)), Place(place.sifted, place.values + len(values))
+    def _named(self, name: str, by_kind: Kinds) -> Named:
+        """Return the calls that have a name, in their order, and its values."""
+        found = [(by_kind[kind], place) for kind, place in self._where[name] if kind in by_kind]
+        if len(found) == 1:
+            (at, values), place = found[0]
+            return at, values[:, place]
+        calls = np.concatenate([np.zeros(0, np.int64), *(at for (at, _), _ in found)])
+        y = np.concatenate([np.zeros(0), *(values[:, place] for (_, values), place in found)])
+        order = np.argsort(calls)
+        return calls[order], y[order]
+
+    def _between(self, start: Place, stop: int) -> _Calls:
+        """Return the calls from a place on, up to a number of calls."""
+        ranks, kinds, steps, times_s, values = self.kept
+        span = slice(start[0], stop)
+        # A slice of an array is a copy: it can be looked at as it is, while the array grows.
+        ints = np.asarray(ranks[span], np.int32), np.asarray(kinds[span], np.int32), np.asarray(steps[span], np.int64)
+        of_values = slice(start[1], start[1] + int(self._width_of(ints[1]).sum()))
+        return _Calls(*ints, np.asarray(times_s[span]), np.asarray(values[of_values]))
+
+    def _all(self) -> _Calls:
+        return self._between((0, 0), len(self.kept[0]))
 
     # Drawing
 
@@ -294,30 +273,31 @@ class History:
     def version(self) -> tuple[int, int]:
         """Something that differs whenever there is something new to draw."""
         with self.settled():
-            return self.sifted, len(self._calls[0])
+            return self.sifted, len(self.kept[0])
 
     def _bring_up(self, names: Iterable[str]) -> None:
-        """Draw what has come of these names since they were last asked for."""
-        total = len(self._values[2])
-        due = [name for name in names if name in self._names and self._drawn[name] < total]
-        if not due:
-            return
-        begin = min(self._drawn[name] for name in due)
-        (ranks, steps, _), (_, numbers, values) = self._since(begin)
-        for name in due:
-            at = np.flatnonzero(numbers == self._names[name])
-            at = at[at >= self._drawn[name] - begin]
-            if len(at):
-                self._draw(name, ranks[at], steps[at], values[at])
-            self._drawn[name] = total
+        """Draw what has come of these names since they were last asked for.
+
+        A name that comes late is looked for by itself, up to where the others are.
+        """
+        total = len(self.kept[0])
+        places = {name: self._drawn.get(name, (0, 0)) for name in names if name in self._names}
+        while places and (start := min(places.values()))[0] < total:
+            calls = self._between(start, min([total, *(place[0] for place in places.values() if place > start)]))
+            by_kind, stop = self._by_kind(calls), (start[0] + len(calls.ranks), start[1] + len(calls.values))
+            for name in [name for name, place in places.items() if place == start]:
+                at, y = self._named(name, by_kind)
+                if len(at):
+                    self._draw(name, calls.ranks[at], calls.steps[at], y)
+                places[name] = self._drawn[name] = stop
 
     def _draw(self, name: str, ranks: NDArray[np.int32], steps: NDArray[np.int64], y: NDArray[np.float64]) -> None:
         """Take values of one name into its curves."""
-        for rank in np.unique(ranks).tolist():
-            mine = ranks == rank
-            self._curves[name, rank].add(steps[mine].astype(np.float64), y[mine])
+        logged = _by_rank(ranks, steps, y)
+        for rank, (mine, values) in logged.items():
+            self._curves[name, rank].add(mine.astype(np.float64), values)
         if self.world_size > 1:
-            self._means[name].add(ranks, steps, y)
+            self._means[name].add(logged)
 
     # Giving out
 
@@ -338,18 +318,9 @@ class History:
             return self._logged(name)
 
     def _logged(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
-        (ranks, steps, _), (calls, names, values) = self._columns()
-        at = names == self._names.get(name, -1)
-        return ranks[calls[at]], steps[calls[at]], values[at]
-
-    @property
-    def not_finite(self) -> NotFinite | None:
-        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none.
-
-        What ranks have taken back is forgotten.
-        """
-        with self.settled():
-            return self._not_finite
+        calls = self._all()
+        at, y = self._named(name, self._by_kind(calls))
+        return calls.ranks[at], calls.steps[at], y
 
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
@@ -389,10 +360,10 @@ class History:
             known = self._mean_points(name)
             if len(known[0]) or name not in self._names:
                 return known
-            logging = np.flatnonzero(self._has[self._names[name]])
+            logging = np.flatnonzero(self._last_call[self._names[name]] >= 0)
             ranks, steps, y = self._logged(name)
             mean = Mean(len(logging))
-            mean.add(np.searchsorted(logging, ranks), steps, y)
+            mean.add(_by_rank(np.searchsorted(logging, ranks), steps, y))
             return mean.curve.points()
 
     def _mean_points(self, name: str) -> Points:
@@ -404,14 +375,15 @@ class History:
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
         with self.settled():
-            last = {name: float(self._last[n, rank]) for name, n in self._names.items() if self._has[n, rank]}
+            has = self._last_call[: len(self._names), rank] >= 0
+            last = itertools.compress(zip(self._names, self._last[: len(has), rank].tolist(), strict=True), has)
             return Progress(
                 steps := int(self._steps[rank]),
                 int(self._last_step[rank]) if steps else None,
                 float(self._last_time_s[rank]),
                 float(self._step_rates.per_s()[rank]),
                 float(self._sample_rates.per_s()[rank]),
-                last,
+                dict(last),
             )
 
     def frame(self) -> pd.DataFrame:
@@ -420,7 +392,7 @@ class History:
         Rows are in each rank's own order, rank after rank.
         """
         with self.settled():
-            total = len(self._calls[0])
+            total = len(self.kept[0])
             if self._frame is None or self._frame[0] != total:
                 self._frame = (total, self._build_frame())
             return self._frame[1].copy()
@@ -428,14 +400,23 @@ class History:
     def _build_frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        (ranks, steps, times_s), (calls, names, values) = self._columns()
-        table = np.full((len(self._numbers), len(ranks)), np.nan)
-        table[names, calls] = values
-        order = np.argsort(ranks, kind="stable")
+        calls = self._all()
+        order = np.argsort(calls.ranks, kind="stable")
         columns: dict[str, Any] = {
-            "rank": ranks[order].astype(np.int64),
-            "step": steps[order],
-            "time_s": times_s[order],
-            **{name: table[number, order] for name, number in self._names.items()},
+            "rank": calls.ranks[order].astype(np.int64),
+            "step": calls.steps[order],
+            "time_s": calls.times_s[order],
         }
+        by_kind = self._by_kind(calls)
+        for name in self._names:
+            at, y = self._named(name, by_kind)
+            column = np.full(len(order), np.nan)
+            column[at] = y
+            columns[name] = column[order]
         return pd.DataFrame(columns)
+
+
+def _by_rank(ranks: NDArray[Any], steps: NDArray[np.int64], y: NDArray[np.float64]) -> dict[int, Logged]:
+    """Return each rank's own steps and values, by rank."""
+    of_ranks = {rank: ranks == rank for rank in np.unique(ranks).tolist()}
+    return {rank: (steps[mine], y[mine]) for rank, mine in of_ranks.items()}

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import NamedTuple
 
-from labkit.monitor.history import LoggedValue
+from labkit.protocol.events import Log
 
 PATIENCE_S = 5.0
 """How long a value waits for ranks that have never logged it, by the clock of those that have gone on …"""
@@ -131,9 +131,14 @@ class Curves:
         for curve in self._curves.values():
             curve.begin_again()
 
-    def take(self, logged: LoggedValue) -> None:
-        """Take a value; those of each rank come in their order."""
-        rank, step, time_s, name, value = logged
+    def take(self, log: Log) -> None:
+        """Take log calls of a rank, in their order."""
+        values = iter(log.values)
+        for step, time_s in zip(log.steps, log.times_s, strict=True):
+            for name in log.names:
+                self._add(name, log.rank, step, next(values), time_s)
+
+    def _add(self, name: str, rank: int, step: int, value: float, time_s: float) -> None:
         fit = self._fits[rank].of(name, step)
         name = name if fit == 1 else f"{name}/{fit}"
         if fit > 1 and self.began_again is None:

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.monitor.history import Place
 from labkit.monitor.record import RunRecord
 from labkit.trackers.base import Tracker, plain
 from labkit.trackers.curves import Curves, Row
 from labkit.trackers.named import trackers
+from labkit.trackers.since import Place, since
 
 CLOSE_S = 30.0
 """How long trackers may take after the run's end. MLflow's first database alone takes half of that to be made."""
@@ -134,11 +134,11 @@ class _Writer(threading.Thread):
         while True:
             is_last = self._run.over.is_set() or self._ending.is_set()
             before = place
-            new, place = self._run.recorded.since(before)
+            new, place = since(self._run.recorded, before)
             if place.sifted != before.sifted:  # ranks went back to a checkpoint
                 self._curves.begin_again()
-            for value in new:
-                self._curves.take(value)
+            for log in new:
+                self._curves.take(log)
             if self._curves.began_again and not self._has_said_again:
                 self._has_said_again = True
                 rank, step, name = self._curves.began_again

@@ -12,7 +12,9 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.subplots import make_subplots
 
-from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History, NotFinite
+from labkit.monitor import not_finite
+from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
+from labkit.monitor.not_finite import NotFinite
 from labkit.monitor.record import RunRecord
 from labkit.ui import kernel, pictures
 from labkit.ui.formatting import shortened
@@ -273,7 +275,7 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
         figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
-    first = history.not_finite
+    first = not_finite.first(history)
     if first is not None and first.name in names:
         panel = names.index(first.name)
         _mark_not_finite(figure, first, row=panel // columns + 1, col=panel % columns + 1)
@@ -303,7 +305,7 @@ def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) ->
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = history.drawn(ranks)
-    first = history.not_finite
+    first = not_finite.first(history)
     if bool(figure.layout.shapes) != (first is not None and first.name in {curve.name for curve in curves}):
         return False
     if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+from labkit.monitor import not_finite
 from labkit.monitor.history import PANELS
 from labkit.monitor.record import RunRecord
 
@@ -41,7 +42,7 @@ def rate(per_s: float) -> str:
 
 def remark(run: RunRecord) -> str:
     """Return which rank was the first to log a NaN or an Inf, in one line; "" if none has."""
-    found = run.recorded.not_finite
+    found = not_finite.first(run.recorded)
     return found.said if found else ""
 
 

@@ -4,6 +4,8 @@ from array import array
 import numpy as np
 import pytest
 
+from labkit.comparison.reading import mean_curve
+from labkit.monitor.curves import Mean
 from labkit.monitor.history import PANELS, History, Thinned
 from labkit.protocol.events import Log
 from labkit.ui import charts
@@ -140,6 +142,58 @@ def test_of_steps_that_are_counted_anew_in_every_epoch_the_mean_is_in_the_order_
     assert mean.tolist() == [10 * epoch + step + 1 for epoch in range(3) for step in range(4)]
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize(("world_size", "count"), [(8, 8_000), (16, 15_000)])
+def test_the_mean_is_complete_where_each_rank_starts_when_those_before_it_are_done(world_size, count, is_watched):
+    history = History(world_size)
+    for rank in range(world_size):
+        for first in range(0, count, 500):
+            history.add(log(rank, range(first, first + 500), loss=np.full(500, rank)))
+            if is_watched:
+                history.curves("loss")
+    steps, mean = history.curves("loss")["mean"]
+    assert steps[0] < count / BUCKETS
+    assert steps[-1] == count - 1
+    assert set(mean) == {(world_size - 1) / 2}
+
+
+def test_of_a_rank_that_is_far_ahead_the_newest_points_wait_and_the_older_are_left_out():
+    history = History(2)
+    history.add(log(0, range(Mean.WAITING + 5), loss=np.zeros(Mean.WAITING + 5)))
+    history.curves("loss")
+    history.add(log(1, range(10), loss=np.ones(10)))
+    assert history.curves("loss")["mean"][0].tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_that_is_logged_twice_meets_its_own_second_time_whoever_looks_and_when(seed):
+    rng = np.random.default_rng(seed)
+    ranks = 2 + seed % 2
+    left = [np.sort(rng.integers(0, 60, rng.integers(1, 80))) for _ in range(ranks)]
+    watched, unseen = History(ranks), History(ranks)
+    while any(map(len, left)):
+        rank, count = int(rng.integers(ranks)), int(rng.integers(1, 9))
+        if steps := left[rank][:count].tolist():
+            values = rng.normal(size=len(steps))
+            watched.add(log(rank, steps, loss=values)), unseen.add(log(rank, steps, loss=values))
+        left[rank] = left[rank][count:]
+        watched.curves("loss")
+    expected = mean_curve(unseen, "loss")
+    for history in (watched, unseen):
+        steps, mean = history.mean_curve("loss")
+        assert steps.tolist() == expected.index.get_level_values("step").tolist()
+        assert mean == pytest.approx(expected.to_numpy())
+
+
+def test_the_mean_over_the_ranks_that_logged_is_of_all_steps_however_many():
+    history, count = History(3), 3 * Mean.WAITING
+    for rank in (0, 2):
+        history.add(log(rank, range(count), loss=np.full(count, rank)))
+    steps, mean = history.mean_curve("loss")
+    assert steps[0] < count / BUCKETS
+    assert set(mean) == {1}
+
+
 @pytest.mark.parametrize(
     ("world_size", "ranks", "labels"),
     [
@@ -215,6 +269,24 @@ def test_no_curve_is_drawn_of_a_name_that_nobody_looks_at(monkeypatch):
     assert added == [], "taking in is not to cost a curve of every name under the lock"
     history.curves("loss_7")
     assert len(added) == 3, "two ranks and their mean"
+
+
+def test_for_a_name_that_comes_late_no_other_is_looked_for_in_what_it_was_drawn_of(monkeypatch):
+    history = History(2)
+    for batch in calls_of(names_of(5)):
+        history.add(batch)
+    history.drawn()
+    looked_at = dict.fromkeys(["late", *names_of(5)], 0)
+    named = History._named
+
+    def counted(self, name, by_kind):
+        looked_at[name] += sum(values.size for _, values in by_kind.values())
+        return named(self, name, by_kind)
+
+    monkeypatch.setattr(History, "_named", counted)
+    history.add(log(0, [10], late=[1.0]))
+    history.drawn()
+    assert looked_at == {"late": 101, **dict.fromkeys(names_of(5), 1)}
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["in one call", "a call for each"])

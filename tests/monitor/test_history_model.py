@@ -14,11 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.monitor.history import FEW, Place
+from labkit.monitor import not_finite as finding
+from labkit.monitor.history import FEW
 from labkit.monitor.state import RunState
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker
+from labkit.trackers.since import Place, since
 from tests.conftest import LONG_S
 from tests.rank.test_records import batcher_of
 
@@ -83,8 +85,8 @@ class Model:
             "drawn": history.drawn,
             "progress": lambda: [history.progress(rank) for rank in range(history.world_size)],
             "curve": lambda: [history.mean_curve(name) for name in history.names],
-            "remark": lambda: history.not_finite,
-            "since": lambda: history.since(Place()),
+            "remark": lambda: finding.first(history),
+            "since": lambda: list(since(history, Place())[0]),
         }
         looks[at]()
 

@@ -9,6 +9,7 @@ import pytest
 import labkit
 from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
+from labkit.monitor.not_finite import first
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.log_batcher import LogBatcher
@@ -45,19 +46,19 @@ def logged(*logs, world_size=2):
     ],
 )
 def test_the_value_of_the_earliest_step_is_the_one_that_is_named(logs, said):
-    assert str(logged(*logs).not_finite) == said
+    assert str(first(logged(*logs))) == said
     history = logged()
     for each in logs:
         history.add(each)
-        found = history.not_finite
+        found = first(history)
     assert str(found) == said, "however often one looks"
 
 
 def test_what_a_rank_takes_back_is_forgotten():
     history = logged(log(0, 0, 1.0, NAN))
-    assert history.not_finite
+    assert first(history)
     history.go_back(0, 1)
-    assert history.not_finite is None
+    assert first(history) is None
 
 
 def a_run(*logs):
@@ -139,4 +140,4 @@ def test_watched_a_run_ends_as_that_ranks_failure_with_its_frames():
     assert error.rank == 1
     assert "rank 1 failed: FloatingPointError: loss is nan at step 7" in error.diagnosis.headline
     assert {"scale": "nan", "step": "7"}.items() <= error.frames[0].variables.items()
-    assert str(error.run.recorded.not_finite) == "rank 1 logged loss NaN at step 7"
+    assert str(first(error.run.recorded)) == "rank 1 logged loss NaN at step 7"

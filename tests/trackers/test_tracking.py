@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import struct
 import threading
+import tracemalloc
 from array import array
 from pathlib import Path
 
@@ -14,12 +15,13 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.monitor.history import LoggedValue
+from labkit.monitor.history import History
 from labkit.protocol import events
 from labkit.run import Run
 from labkit.trackers import following
 from labkit.trackers.base import plain
 from labkit.trackers.curves import PATIENCE_S, WAITING_STEPS, Curves
+from labkit.trackers.since import Place, since
 from tests.conftest import LONG_S
 from tests.support.fake_engine import FakeEngine, a_job
 
@@ -100,22 +102,48 @@ def tracked(*trackers):
     return run
 
 
+# What has come since
+
+
+def most_bytes(look):
+    """What a look allocates at most."""
+    tracemalloc.start()
+    try:
+        look()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_look_that_finds_nothing_new_copies_nothing():
+    history = History(1)
+    history.add(calls(0, list(range(50_000))))
+    new, place = since(history, Place())
+    assert sum(len(log.steps) for log in new) == 50_000
+    assert most_bytes(lambda: list(since(history, place)[0])) < 5_000
+
+
+@pytest.mark.parametrize("names", [[("loss", "accuracy")], [("loss",), ("accuracy",)]], ids=["together", "in turn"])
+def test_a_first_look_at_many_values_has_no_object_for_each(names):
+    history, count = History(1), 20_000
+    for step in range(count):
+        for each in names:
+            history.add(calls(0, [step], each))
+    assert len(history.names) == 2
+    found = []
+    # Of each step one or two calls of 24 bytes and two values of 8, as they are kept, and where the names change.
+    assert most_bytes(lambda: found.append(sum(len(log.values) for log in since(history, Place())[0]))) < 150 * count
+    assert found == [2 * count]
+
+
 # Which steps of which curves
-
-
-def take(curves, log):
-    """Take log calls of a rank, value by value."""
-    values = iter(log.values)
-    for step, time_s in zip(log.steps, log.times_s, strict=True):
-        for name in log.names:
-            curves.take(LoggedValue(log.rank, step, time_s, name, next(values)))
 
 
 def curves_of(*logs, world_size=2, by_rank=False):
     """What is written at once, and what once all ranks have ended."""
     curves = Curves(world_size, by_rank)
     for log in logs:
-        take(curves, log)
+        curves.take(log)
     return pairs(curves.ready()), pairs(curves.ready(ended=range(world_size)))
 
 
@@ -149,20 +177,20 @@ def test_a_value_that_one_rank_alone_logs_is_written_when_the_others_have_had_ti
 
 def test_when_all_begin_again_a_step_that_was_written_is_not_written_again():
     curves = Curves(2, by_rank=False)
-    take(curves, calls(0, [0, 1, 2, 3]))
-    take(curves, calls(1, [0, 1, 2]))
+    curves.take(calls(0, [0, 1, 2, 3]))
+    curves.take(calls(1, [0, 1, 2]))
     assert [row.step for row in curves.ready()] == [0, 1, 2]
     curves.begin_again()  # from a checkpoint after step 1
     for rank in range(2):
-        take(curves, calls(rank, [0, 1]))
-        take(curves, calls(rank, [2, 3, 4], value=7.0))
+        curves.take(calls(rank, [0, 1]))
+        curves.take(calls(rank, [2, 3, 4], value=7.0))
     assert pairs(curves.ready()) == [(3, {"loss": 7.0}), (4, {"loss": 7.0})]
     assert curves.again == 0
 
 
 def test_a_step_that_comes_once_more_is_counted_and_not_written():
     curves = Curves(1, by_rank=False)
-    take(curves, calls(0, [0, 1, 2, 1, 2]))
+    curves.take(calls(0, [0, 1, 2, 1, 2]))
     assert [row.step for row in curves.ready()] == [0, 1, 2]
     assert curves.again == 2
 
@@ -173,7 +201,7 @@ def test_steps_that_begin_again_have_a_curve_of_their_own():
     curves = Curves(2, by_rank=False)
     for name, step in [*fit, *fit, *fit[:1]]:
         for rank in range(2):
-            take(curves, calls(rank, [step], (name,)))
+            curves.take(calls(rank, [step], (name,)))
     found = {}
     for row in curves.ready():
         for name in row.values:
@@ -184,15 +212,15 @@ def test_steps_that_begin_again_have_a_curve_of_their_own():
 
 def test_a_row_has_the_time_at_which_its_last_value_was_logged():
     curves = Curves(2, by_rank=False)
-    take(curves, calls(0, range(3), second=1.0))
-    take(curves, calls(1, range(3), second=2.0))
+    curves.take(calls(0, range(3), second=1.0))
+    curves.take(calls(1, range(3), second=2.0))
     assert [row.time_s for row in curves.ready()] == [0.0, 2.0, 4.0]
 
 
 def test_what_waits_for_a_slower_rank_does_not_grow_without_end():
     curves = Curves(2, by_rank=False)
-    take(curves, calls(1, [0]))
-    take(curves, calls(0, list(range(2 * WAITING_STEPS))))
+    curves.take(calls(1, [0]))
+    curves.take(calls(0, list(range(2 * WAITING_STEPS))))
     (curve,) = curves._curves.values()
     assert len(curve._waiting) <= WAITING_STEPS + 1
 
