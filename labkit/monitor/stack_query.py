@@ -11,7 +11,7 @@ from labkit.failures import ledger, mismatch
 from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
 from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
-from labkit.failures.missed import NOTHING_MISSED, Missed, RankCalls, find
+from labkit.failures.missed import NOTHING_MISSED, Missed, RankCalls, find, groups_of
 from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
@@ -190,6 +190,19 @@ class StackQuery(RunObserver):
         """Return what a rank has left unanswered so far."""
         said = {"stack": is_complete(self._texts.get(rank, "")), "details": rank in self._told}
         return {what for what, is_there in said.items() if not is_there}
+
+    def wait_for(self, rank: int) -> bool:
+        """Ask the ranks; return whether all that are at work wait, and may do so for this one, which has died."""
+        self.ask_and_wait()
+        with self.run.lock:
+            calls = [each for each in self._calls(self._places()) if each.rank in self._at_work()]
+        groups = groups_of(calls)
+
+        def may_wait(each: RankCalls) -> bool:
+            pending = [call for call in each.calls if not call.done and call.group in groups]
+            return each.is_blocked and (not pending or any(rank in groups[call.group].ranks for call in pending))
+
+        return bool(calls) and all(map(may_wait, calls))
 
     # What has come
 

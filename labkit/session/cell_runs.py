@@ -34,6 +34,9 @@ from labkit.ui.lines import print_output
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
 
+LOOK_S = 1.0
+"""Time between two looks whether a rank has died that has no part in the cell."""
+
 DEATH_S = 1.0
 """How long the end of a rank is waited for when another has lost its connection: it may have died."""
 
@@ -122,7 +125,7 @@ class CellRuns:
         run = self.last = self._start(asked, pack_call(run_cell, (cell,), {}), title, stall_s)
         try:
             run.is_watched = kernel.is_interactive()
-            stuck = self._follow(run, asked)
+            stuck = self._follow(run, asked, before)
             run.wait_until_over()  # where some were stuck, they have only been told to end
         except KeyboardInterrupt:
             run.stop_interrupted(STOP_GRACE_S)
@@ -134,7 +137,7 @@ class CellRuns:
             raise
         finally:
             print_output(run)
-        if run.error is not None:
+        if run.error is not None or stuck is not None:
             raise self._failed(run, asked, stuck, before)
         return dict(enumerate(run.results))
 
@@ -196,9 +199,15 @@ class CellRuns:
         self._sent |= {(rank, processes[rank]): packed for rank in only}
         return {name: archive for name, archive in packed.items() if any(each.get(name) != archive for each in have)}
 
-    def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
-        """Show output until the cell is over. Return where the ranks stood that were stuck after one had failed."""
+    def _follow(self, run: Run, asked: list[int], before: list[int]) -> Stacks | None:
+        """Show output until the cell is over.
+
+        Returns:
+            Where the ranks stood that were stuck after one had failed, or had died without a part in the cell: not
+            every transport tells those who wait for it. None if none was.
+        """
         failed_s = hint_s = float("inf")
+        aside, look_s = set(range(self._world_size)) - set(asked), time.monotonic() + LOOK_S
         next_print = time.monotonic() + PRINT_EVERY_S
         at_it, told = len(asked), ""
         while not run.over.wait(0.02):
@@ -212,7 +221,15 @@ class CellRuns:
                 at_it, hint_s = still, now + HINT_AFTER_S
             if "failed" in states:
                 failed_s = min(failed_s, now)
-            if now > failed_s + ERROR_GRACE_S:
+            is_dead_awaited = False
+            if now > look_s and failed_s == float("inf"):
+                dead = self._lost(before, aside)
+                # Twice: a message may be under way.
+                is_dead_awaited = bool(dead) and all(
+                    run.waits_for(dead[0]) and not run.over.wait(0.5) for _ in range(2)
+                )
+                look_s = time.monotonic() + LOOK_S
+            if now > failed_s + ERROR_GRACE_S or is_dead_awaited:
                 stuck = run.stacks()
                 run.kill()
                 return stuck
@@ -226,13 +243,14 @@ class CellRuns:
 
     def _failed(self, run: Run, asked: list[int], stuck: Stacks | None, before: list[int]) -> Exception:
         """Return which rank failed first in a cell, and what it cost the others. `before` are the processes of then."""
-        assert run.error is not None
-        diagnosis = run.error.diagnosis
         failures = {rank: failure for rank, failure in enumerate(run.failures) if failure}
-        is_lost = any(LOST_PEER.search(failure.summary) for failure in failures.values())
+        is_lost = run.error is None or any(LOST_PEER.search(failure.summary) for failure in failures.values())
         aside = set(range(self._world_size)) - set(asked)
         if is_lost and aside and (dead := self._lost(before, aside, DEATH_S)):
             diagnosis = diagnose([RankFacts(rank, exit_code=self._reserve.exit_code(rank)) for rank in dead])
+        else:
+            assert run.error is not None, "a cell without an error is ended only if a rank has died"
+            diagnosis = run.error.diagnosis
         if is_lost or any(MISMATCH.search(failure.summary) for failure in failures.values()):
             self._group = None  # connections are broken: it is made anew for the next cell
         others = []

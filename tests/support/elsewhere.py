@@ -158,6 +158,7 @@ def hold(worker, tensor):
     """Log how much memory this process takes, and at most took, while it has a tensor."""
     import torch._dynamo  # noqa: F401 - which ranks import in the background, in one run before this and in one after
     import triton  # noqa: F401
+
     held = psutil.Process().memory_info().rss  # `host.resident_bytes` is 0 where a system does not tell cheaply
     worker.log(held=held, peak=host.peak_bytes(os.getpid()))
     return tensor.numel()
