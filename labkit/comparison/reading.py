@@ -140,8 +140,11 @@ def samples_per_step(run: Run) -> float:
 def speed_up(run: Run, first: Run, devices: Devices) -> dict[str, float]:
     """Return how many times as fast as the first run's a run's samples pass, and that by device.
 
-    By the clock of devices, ideal or real. Where not both have logged `samples`, their steps count as equally large.
+    By the clock of devices, ideal or real; NaN where one has computed on GPUs and the other has not. Where not both
+    have logged `samples`, their steps count as equally large.
     """
+    if len({any(rank.is_on_gpu for rank in measured(one)) for one in (first, run)}) == 2:
+        return {"speed-up": math.nan, "efficiency": math.nan}
     each_s = [device_step_s(one, devices) for one in (first, run)]
     samples = [samples_per_step(one) for one in (first, run)]
     larger = samples[1] / samples[0] if not any(map(math.isnan, samples)) and samples[0] else 1.0

@@ -88,7 +88,8 @@ def split(marks: list[Mark]) -> dict[str, float]:
     whole, *rest = marks
     span = whole.start_s, whole.end_s
     sent = union((mark.start_s, mark.end_s) for mark in rest if mark.what == "communication")
-    others = [(mark.what, union([(mark.start_s, mark.end_s)])) for mark in reversed(rest)]  # the last one counts
+    computed = [mark for mark in reversed(rest) if mark.what != "communication"]  # the last one counts
+    others = [(mark.what, union([(mark.start_s, mark.end_s)])) for mark in computed]
     found = allot(span, [("communication", sent), *others, ("waiting", [span])])
     return {**dict.fromkeys(PARTS, 0.0), **{part: length(when) for part, when in found.items()}}
 
