@@ -43,6 +43,10 @@ class Windows(System):
             "Windows has no signal to ask with: a thread of the rank answers, so not while native code keeps Python's "
             "lock"
         ),
+        "a rank's output": (
+            "on Windows a thread of the rank passes on what it prints: what native code writes as it ends the process, "
+            "a crash's stack say, is lost"
+        ),
         "threads at work": (
             "Windows does not tell what a thread waits for, so a rank that sleeps when Stop is pressed is asked for as "
             "long as one that computes"

@@ -47,6 +47,8 @@ PLACES = [
 @pytest.mark.spawns
 @pytest.mark.parametrize(("row", "where", "world_size"), PLACES)
 def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, where, world_size, start_s, request):
+    if row in ("other collective", "segmentation fault") and (lost := host.missing["a rank's output"]):
+        pytest.skip(lost)  # what native code wrote last
     rank = FAILING_RANK[world_size]
     on = request.getfixturevalue("ranks") if where == "reserved ranks" else None
     pids = on.pids if on else []
@@ -109,6 +111,7 @@ def dies(worker, how, counts, **kills):
 
 
 @pytest.mark.spawns
+@pytest.mark.skipif(bool(host.lacks_posix), reason=host.lacks_posix or "it has signals")
 def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(dies, "SIGKILL", counts, cgroup=1, host=1, world_size=2, live=False)
