@@ -236,7 +236,7 @@ def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
 def test_a_second_interrupt_at_any_step_of_a_stop_ends_a_cell(at, monkeypatch, tmp_path):
     """It once came while ranks were asked where they were, and the cell waited for ever."""
 
-    def interrupted(runs, run, asked):
+    def interrupted(runs, run, asked, before):
         wait_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
         raise KeyboardInterrupt
 
