@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 import labkit
 from labkit.launchers import launcher_job, supervisor
+from labkit.launchers.environments import TorchrunVariables
 from labkit.launchers.rank_entry import SIGCONT_SINCE_S
 from labkit.session import cluster_reserve
 from tests.conftest import LONG_S, wait_until
@@ -263,3 +265,17 @@ def test_a_supervisor_needs_the_standard_library_only(script):
     )
     assert done.stdout.startswith("rank 1: /nowhere cannot be seen on "), done.stderr
     assert done.returncode == supervisor.NOT_SEEN
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [([], [15], 0), ([15], [], 1), ([], [2], 1), ([15], [15], 0)])
+def test_a_rank_is_told_to_end_if_the_launchers_signal_has_not_come_to_it(before, after, told, tmp_path, monkeypatch):
+    """torchrun's SIGTERM comes to the group of a supervisor, and so to its rank, if that has been started by then."""
+    process = Mock()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
+    monkeypatch.setattr(os, "getpgrp", os.getpid)
+    signals = list(before)
+    child = supervisor.Child(tmp_path / "0.0", "module", [], signals)
+    signals += after
+    for _ in range(2):
+        child.end_for_the_launcher(TorchrunVariables())
+    assert process.terminate.call_count == told
