@@ -48,9 +48,10 @@ DOWNLOADS = {
 COMPILES_ALL = ("-m", "compileall", "-qq", "-j", "0", str(VENV / "lib"))
 COMPILES_WHAT_LESSONS_IMPORT = (
     "-c",
-    "import jupyterlab.labapp, labkit.ui.charts, matplotlib.pyplot, papermill, torch._dynamo, torchvision",
+    "import jupyterlab.labapp, labkit.ui.charts, matplotlib.pyplot, papermill, torchvision, labkit.rank.first_step; "
+    "labkit.rank.first_step.get_warm()",
 )
-"""So that no rank does so while its time runs: of several that begin at once, each would."""
+"""Otherwise each of several ranks that start together would compile them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -124,7 +125,7 @@ def set_up(what: str) -> None:
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "-c", RANGES[what]]
     if code := call(program("python"), *install, *options, "-e", f".[{what}]"):
         sys.exit(code)
-    # pip would compile every module, one after another: a quarter of a gigabyte, of which lessons need little.
+    # pip would compile every installed module, most of which no lesson imports.
     call(program("python"), *(COMPILES_ALL if what == "test" else COMPILES_WHAT_LESSONS_IMPORT))
     (VENV / f"ready-{what}").touch()
 

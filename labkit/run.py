@@ -226,9 +226,9 @@ class Run(RunRecord):
             raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{help_hint('hang')}")
         return self._stack_query.ask_and_wait()
 
-    def waits_for(self, rank: int) -> bool:
-        """Ask the ranks whether all that are at work wait, and may do so for this one."""
-        return self._stack_query in self._observers and self._stack_query.wait_for(rank)
+    def all_may_wait_for(self, rank: int) -> bool:
+        """Ask the ranks; return whether all that are at work wait in calls that need this one, as far as is known."""
+        return self._stack_query in self._observers and self._stack_query.all_may_wait_for(rank)
 
     def figure(self, ranks: Sequence[int] = ()) -> Any:
         """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of

@@ -59,8 +59,8 @@ class Wait(NamedTuple):
     """The rank that it sends to or receives from, if it is not a collective."""
 
     @property
-    def is_of_two(self) -> bool:
-        """Whether it is a send or a receive, of which the other rank is not known: NCCL's watchdog does not say."""
+    def has_unknown_peer(self) -> bool:
+        """Whether it is a send or a receive whose other rank is unknown: NCCL's watchdog does not name it."""
         return self.peer is None and self.title.partition(" ")[0] in ("send", "recv")
 
     @property
@@ -206,9 +206,9 @@ def explain(
         absent = [r for r in wait.absent if r != victim.rank]
         free = [r for r in absent if limit is not None and not _waits_too(facts[r], list(by_rank.values()), ranks)]
         missing = _of_one_kind([r for r in absent if how.get(r) in ("left", "returned")], how)
-        if wait.is_of_two and any(r not in how for r in free):
-            # With which rank it was to meet is not known. One that has returned has done its part in all likelihood.
-            missing, free = [], [r for r in free if r not in how]
+        at_work = [r for r in free if r not in how]
+        if wait.has_unknown_peer and at_work:
+            missing, free = [], at_work  # a rank that has returned has most likely done its part
         if missing:
             return (
                 missing[0],
@@ -247,8 +247,8 @@ def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> li
         if found is None or (before is not None and before.calls):
             continue
         group, description, number, kind = found
-        is_out = {each.rank for each in calls if each.said and each.said.groups and group not in groups_of([each])}
-        members = tuple(each.rank for each in ranks if each.rank not in is_out)
+        told = {each.rank: [name for name, *_ in each.said.groups] for each in calls if each.said and each.said.groups}
+        members = tuple(each.rank for each in ranks if group in told.get(each.rank, [group]))
         known = groups_of(calls).get(group) or Group(group, description, members)
         said = Collectives(rank.rank, ((group, number, kind, (), "", False),), (tuple(known[:3]),))  # type: ignore[arg-type]
         by_rank[rank.rank] = RankCalls(rank.rank, said, before.place if before else "")

@@ -11,7 +11,7 @@ import torch
 
 from labkit.failures.grouping import alike, rank_list
 from labkit.failures.stacks import plural
-from labkit.rank.recorder import Collectives
+from labkit.rank.recorder import RETURNED, Collectives
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings the same number of elements. To a scatter only the root brings some."""
@@ -330,7 +330,8 @@ def _unknown(ranks: list[RankCalls]) -> str:
     """Return what could not be known of the ranks' calls, in words."""
     silent = "it did not answer: its process is stopped, or native code holds the GIL"
     ended = ("has", "is still")  # returned, say; or not begun
-    said = [(r.said.unknown if r.said else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]
+    told = {r.rank: r.said.unknown for r in ranks if r.said and r.said.unknown != RETURNED}
+    said = [(told[r.rank] if r.rank in told else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]
     why = alike(each for each in said if each[0])
     return " ".join(f"Which collectives {rank_list(who)} called is not known: {reason}." for reason, who in why.items())
 

@@ -66,8 +66,8 @@ def parse(text: str, thread: str = "main") -> list[Frame]:
         titled = [section for section in titled if section[0].startswith("Current")] or titled
     stacks = [body.partition("\n\n")[0] for _, body in titled]
     if thread == "main":
-        # Several answers may have come, of which one is cut off, as the process was ended, or another thread's: if the
-        # main thread was writing one when a signal came, that was the next thread's to take.
+        # There may be several dumps. One may be cut off, because the process was ended, or be another thread's: a
+        # signal that arrives while the main thread writes its dump goes to another thread.
         stacks = [each for each in stacks if is_complete(f"{each.rstrip()}\n")] or [
             each for each in stacks if not each.rstrip().endswith(" in _bootstrap")
         ]

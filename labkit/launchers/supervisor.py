@@ -70,7 +70,7 @@ NOT_WRITTEN = 67
 """Exit code where nothing can be written there."""
 
 AGENT_S = 0.5
-"""How long torchrun's agent may take to end the ranks of which another has failed; it looks ten times a second."""
+"""How long torchrun's agent may take to end the other ranks after one has failed; it checks ten times a second."""
 
 WHERE_S = 1.0
 """How long a rank may take to answer where it is, before it is ended because another has failed."""
@@ -133,8 +133,8 @@ class Supervisor:
     def _obey(self, words: list[str]) -> None:
         for word in words:
             if word == "stacks" and self._launcher.restarts_ranks and self._has_peer_failed():
-                # The agent's SIGTERM, by which the rank also says where it is, may come while it is saying so: that
-                # would end it in the middle of it.
+                # On the agent's SIGTERM, which is due, the rank writes where it is anyway. Asked now as well, it might
+                # be ended while it is writing.
                 self._ask_at_s = time.monotonic() + AGENT_S
                 self._child.send("details")
             elif word == "stacks":

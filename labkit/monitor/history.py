@@ -118,7 +118,7 @@ class History:
         world_size = self.world_size
         # A log call costs 24 bytes, and 8 more per value.
         self.kept = array("i"), array("i"), array("q"), array("d"), array("d")
-        """The columns of `_Calls`, which grow; whoever reads them holds the lock: see `settled`."""
+        """The columns of `_Calls`, which grow. Hold the lock while you read them: see `settled`."""
         self._names: dict[str, int] = {}
         """By name, in the order in which they first came, its row in `_last` and `_last_call`."""
         self._last, self._last_call = np.zeros((0, world_size)), np.zeros((0, world_size), np.int64)

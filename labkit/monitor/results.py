@@ -39,7 +39,7 @@ class UnloadedResult:
         return printable(f"{type(self.error).__name__}: {first_line}"[:500])
 
     def load(self) -> Any:
-        """Return what the rank returned. Raises any error of loading it."""
+        """Return what the rank returned. Raises the error if it cannot be loaded."""
         try:
             return loads(self._blob, missing=self._missing)
         except (Exception, SystemExit) as error:

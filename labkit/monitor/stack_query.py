@@ -191,8 +191,8 @@ class StackQuery(RunObserver):
         said = {"stack": is_complete(self._texts.get(rank, "")), "details": rank in self._told}
         return {what for what, is_there in said.items() if not is_there}
 
-    def wait_for(self, rank: int) -> bool:
-        """Ask the ranks; return whether all that are at work wait, and may do so for this one, which has died."""
+    def all_may_wait_for(self, rank: int) -> bool:
+        """Ask the ranks; return whether all that are at work wait in calls that need this one, as far as is known."""
         self.ask_and_wait()
         with self.run.lock:
             calls = [each for each in self._calls(self._places()) if each.rank in self._at_work()]
@@ -281,7 +281,7 @@ class StackQuery(RunObserver):
             if rank.ended_by_us and (self._is_failure_asked or self._is_new(self._texts_s.get(rank.rank))):
                 frames = frames or parse(self._texts.get(rank.rank, ""))
             before, came_s = self._before.get(rank.rank, ("", None))
-            if rank.ended_by_us and self._is_new(came_s):  # its launcher has ended it, and it is asked in vain
+            if rank.ended_by_us and self._is_new(came_s):  # its launcher ended it before it could answer again
                 frames = frames or parse(before)
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 

@@ -131,7 +131,7 @@ def _dtype(name: str) -> str:
     return DTYPES.get(name, name.lower())
 
 
-def groups_of(rank: int) -> Collectives:
+def look_at_groups(rank: int) -> Collectives:
     """Return the groups that this rank is in, without its calls."""
     return Collectives(rank, groups=_groups(), unknown=RETURNED)
 

@@ -96,8 +96,8 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
             if is_cell:
                 _say_calls(channel)
             elif dist.is_initialized() and distributed_c10d._world.group_count > 1:
-                # Of those that it is not in, too: nobody could tell later whether it was to come to another's call.
-                channel.attach(KIND, tuple(recorder.groups_of(channel.rank)))
+                # A rank in no group but the first says so, too: then nobody expects it in another's call.
+                channel.attach(KIND, tuple(recorder.look_at_groups(channel.rank)))
     finally:
         for module in (distributed_c10d, dist):
             module.destroy_process_group = real  # type: ignore[attr-defined]

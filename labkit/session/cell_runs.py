@@ -14,6 +14,7 @@ from labkit.engines.arguments import check_seconds
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
+from labkit.failures.ledger import CONFIRM_S
 from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
 from labkit.protocol import module_archives, modules
@@ -224,10 +225,9 @@ class CellRuns:
             is_dead_awaited = False
             if now > look_s and failed_s == float("inf"):
                 dead = self._lost(before, aside)
-                # Twice: a message may be under way.
-                is_dead_awaited = bool(dead) and all(
-                    run.waits_for(dead[0]) and not run.over.wait(0.5) for _ in range(2)
-                )
+                # Asked twice: a message may be under way.
+                twice = (run.all_may_wait_for(dead[0]) and not run.over.wait(CONFIRM_S) for _ in range(2))
+                is_dead_awaited = bool(dead) and all(twice)
                 look_s = time.monotonic() + LOOK_S
             if now > failed_s + ERROR_GRACE_S or is_dead_awaited:
                 stuck = run.stacks()

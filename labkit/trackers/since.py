@@ -37,7 +37,7 @@ def since(history: History, place: Place) -> tuple[Iterator[Log], Place]:
 
 
 def _logs(columns: tuple[array[Any], ...], names: list[tuple[str, ...]]) -> Iterator[Log]:
-    """Give out calls, one after the other of which belong together; a first look may be at millions."""
+    """Yield stretches of calls of one rank and kind. Not all at once: a first look may find millions."""
     ranks, kinds, steps, times_s, values = columns
     changes = np.flatnonzero((np.diff(ranks) != 0) | (np.diff(kinds) != 0)) + 1
     edges = np.concatenate(([0], changes, [len(ranks)])) if ranks else changes

@@ -197,6 +197,7 @@ def test_only_ranks_that_wait_or_are_waited_for_may_be_to_blame(ranks):
     [
         ([rank(0), silent(1)], "rank 1 called is not known: it did not answer: its process is stopped, or native code"),
         ([rank(0), silent(1, "has returned")], ""),
+        ([rank(0), rank(1, doing="has returned", unknown=recorder.RETURNED)], ""),  # and said its groups
         ([rank(0), silent(1, "is still starting")], ""),
         (
             [
