@@ -7,7 +7,6 @@ import contextlib
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import wait
 
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events, versions
@@ -64,7 +63,7 @@ class Listener:
     def _bring_all(self) -> events.Exit:
         has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S
         while True:
-            ready = wait(list(self._sources), 0 if has_ended else LOOK_EVERY_S)
+            ready = host.wait(list(self._sources), 0.0 if has_ended else LOOK_EVERY_S)
             has_ended = has_ended or self._sentinel in ready
             if not has_ended and time.monotonic() >= look_s:
                 look_s = time.monotonic() + LOOK_EVERY_S
@@ -73,7 +72,7 @@ class Listener:
                     return self._leave_behind()
                 if self._channel_end is not None and not has_ended:
                     self._check_dies(self._channel_end)
-            # What a rank had printed when it sent an event comes before it. A pipe holds no more than one read takes.
+            # What a rank had printed when it sent an event comes before it: one read takes all that a pipe holds.
             if self._output in ready or (
                 self._reader in ready and self._output in self._sources and host.has_come(self._output)
             ):

@@ -48,7 +48,7 @@ SPARE_OPEN_FILES = 32
 class RankProcess:
     """A process that waits for a job, or does one. It does not know its rank before the job comes."""
 
-    def __init__(self, process: Any, inbox: Connection, queue: Any, output: Connection, stacks: Connection) -> None:
+    def __init__(self, process: Any, inbox: Connection, queue: Any, output: Any, stacks: Connection) -> None:
         self.process = process
         self.pid: int = process.pid
         self.queue, self.output, self.stacks = queue, output, stacks
@@ -259,7 +259,8 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
     mine: list[tuple[Any, ...]] = []
     for _ in range(count):
         (inbox, inbox_writer), (output_reader, output), (stacks_reader, stacks) = (
-            [closing.enter_context(end) for end in context.Pipe(duplex=False)] for _ in range(3)
+            [closing.enter_context(contextlib.closing(end)) for end in pair]
+            for pair in (context.Pipe(duplex=False), host.open_output(), context.Pipe(duplex=False))
         )
         # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
         queue = closing.enter_context(contextlib.closing(EventQueue()))

@@ -200,7 +200,7 @@ class RankPipes(NamedTuple):
     "leave". Its closing means that the notebook is gone."""
     queue: EventQueue
     """Carries events to the notebook."""
-    output: Connection
+    output: Any
     """The write end that becomes the rank's stdout and stderr."""
     stacks: Connection
     """The write end for the main thread's stack, when the rank is asked where it stands."""

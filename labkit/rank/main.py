@@ -101,7 +101,6 @@ def fast_exit(code: int) -> NoReturn:
         descendants.end()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        host.finish_output()
     finally:
         os._exit(code)
 

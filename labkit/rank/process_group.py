@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
 
+CONNECTED_S = 1.0
+"""As long, if it is in groups that the launched function has made: a rank is through with making one as soon as it has
+called the others, who on a busy machine may answer later, and cannot once it has left."""
+
 
 def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Store | None = None) -> None:
     """Join the group of a job, whose ranks meet through this store, and wait until all have.
@@ -82,8 +86,9 @@ def leave_together(
     is called then. Nor is one that has failed, which says so here.
     """
     together = False
+    wait_s = CONNECTED_S if dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) > 1 else LEAVE_TOGETHER_S
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
-        together = _wait_for(store, "labkit/returned", 1, 0 if has_failed else job.world_size)
+        together = _wait_for(store, "labkit/returned", 1, 0 if has_failed else job.world_size, wait_s)
     if has_failed:
         return
     if not together:
@@ -94,7 +99,7 @@ def leave_together(
     if together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):
             mine, expected = (1, 1) if info.rank else (0, job.world_size - 1)
-            _wait_for(store, "labkit/left", mine, expected)
+            _wait_for(store, "labkit/left", mine, expected, LEAVE_TOGETHER_S)
 
 
 def leave() -> None:
@@ -133,10 +138,10 @@ def when_left(do: Callable[[], object]) -> None:
     _leaving.start()
 
 
-def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
-    """Count oneself, and wait a moment until all have been counted."""
+def _wait_for(store: dist.Store, key: str, mine: int, expected: int, at_most_s: float) -> bool:
+    """Count oneself, and wait until all have been counted, but not longer than that."""
     count, began_s = store.add(key, mine), time.monotonic()
-    while count < expected and (waited_s := time.monotonic() - began_s) < LEAVE_TOGETHER_S:
+    while count < expected and (waited_s := time.monotonic() - began_s) < at_most_s:
         time.sleep(pause_s(waited_s))
         count = store.add(key, 0)
     return count >= expected

@@ -282,5 +282,5 @@ def _forget_output(process: RankProcess) -> None:
     """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
     for end in (process.output, process.stacks):
         with contextlib.suppress(OSError):
-            while end.poll() and os.read(end.fileno(), 1 << 16):
+            while host.has_come(end) and host.read_output(end, 1 << 16):
                 pass

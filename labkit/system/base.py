@@ -10,11 +10,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 Primitive = Literal[
     "ends with its notebook",
@@ -141,21 +138,34 @@ class System:
 
     # A rank's output
 
-    def redirect_output(self, output: Connection) -> None:
-        """Make `output` this process's stdout and stderr, for Python and for native code, and close it."""
+    def open_output(self) -> tuple[Any, Any]:
+        """Return the notebook's end and a rank's of what carries all that the rank writes, native code's words too."""
+        from multiprocessing import get_context
+
+        return get_context("spawn").Pipe(duplex=False)
+
+    def redirect_output(self, output: Any) -> None:
+        """Make the rank's end this process's stdout and stderr, for Python and for native code, and close it."""
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            # Anew: the old one may believe that it writes to a file.
+            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
         output.close()
 
-    def finish_output(self) -> None:
-        """Have all that this process has written reach the notebook: it ends now."""
+    def wait(self, sources: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Wait until some of these can be read, pipes and sentinels and the notebook's ends of output; return those."""
+        from multiprocessing.connection import wait
 
-    def has_come(self, connection: Connection) -> bool:
+        return wait(sources, timeout_s)
+
+    def has_come(self, source: Any) -> bool:
         """Whether a pipe can be read at once. Its end can, too: reading then raises EOFError, or gives b""."""
-        return connection.poll()
+        return bool(source.poll())
 
-    def read_output(self, connection: Connection, size: int) -> bytes:
-        """Return bytes that have come through a pipe; b"" at its end."""
+    def read_output(self, source: Any, size: int) -> bytes:
+        """Return bytes that have come, `size` at most if they come through a pipe; b"" at its end."""
         with contextlib.suppress(OSError):
-            return os.read(connection.fileno(), size)
+            return os.read(source.fileno(), size)
         return b""
 
     # Memory now and peak

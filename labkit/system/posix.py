@@ -8,12 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from labkit.system.base import System
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 
 class Posix(System):
@@ -93,14 +90,6 @@ class Posix(System):
     def hold_back_stacks_signal(self) -> None:
         """Keep `stacks_signal` alone from them."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-
-    def redirect_output(self, output: Connection) -> None:
-        """Make `output` this process's stdout and stderr, for Python and for native code, and close it."""
-        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
-            os.dup2(output.fileno(), descriptor)
-            # Anew: the old one may believe that it writes to a file.
-            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
-        output.close()
 
     def raise_open_files_limit(self, needed: int) -> int:
         """Raise how many files this process may have open, as far as it may; return how many that are now."""

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, ClassVar
 
 from labkit.system.base import PRIMITIVES, Primitive, System
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-READ_BYTES = 1 << 16
-
-OUTPUT_S = 2.0
-"""How long what a rank has written last may take to reach the notebook."""
+LOOK_EVERY_S = 0.02
+"""Time between two looks whether a rank has printed something."""
 
 STATUS = {
     0xC0000005: "access violation",
@@ -43,10 +38,6 @@ class Windows(System):
             "Windows has no signal to ask with: a thread of the rank answers, so not while native code keeps Python's "
             "lock"
         ),
-        "a rank's output": (
-            "on Windows a thread of the rank passes on what it prints: what native code writes as it ends the process, "
-            "a crash's stack say, is lost"
-        ),
         "threads at work": (
             "Windows does not tell what a thread waits for, so a rank that sleeps when Stop is pressed is asked for as "
             "long as one that computes"
@@ -57,43 +48,48 @@ class Windows(System):
     # PyTorch's wheel has no store that is made with libuv, which is what a script's `init_process_group` asks for.
     rank_environment: ClassVar[Mapping[str, str]] = {"USE_LIBUV": "0"}
 
-    _forwarder: threading.Thread | None = None
+    # The problem: what a rank prints, natively too, is to come by rank, to the last word of a crash. What does not
+    # work: a pipe of multiprocessing's as stdout, for it is a HANDLE, and asynchronous, no descriptor; a thread of the
+    # rank that passes on what comes through an ordinary pipe, for it ends with the rank. What is done: a temporary
+    # file, which the system removes with its last handle. What still fails: nothing holds up a rank that prints
+    # without end, so it fills the disk; and the notebook looks into the file every 20 ms, for nobody tells it.
 
-    # The problem: what a rank prints, natively too, is to come by rank. What does not work: the pipe's end as stdout,
-    # for a pipe of multiprocessing's is a HANDLE with messages, no descriptor. What is done: stdout and stderr are an
-    # ordinary pipe of this process's, and a thread sends on what comes through it. What still fails: what is written
-    # while native code keeps Python's lock comes when that lets go, and is lost if the process is killed meanwhile;
-    # and what a reserved rank prints last in one job may come with the output of the next.
+    def open_output(self) -> tuple[Any, Any]:
+        """Return the notebook's end and a rank's of what carries all that the rank writes."""
+        read_end = OutputFile()
+        return read_end, RanksOutput(read_end.path)
 
-    def redirect_output(self, output: Connection) -> None:
-        """Make `output` this process's stdout and stderr, for Python and for native code."""
-        reader, writer = os.pipe()
-        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
-            os.dup2(writer, descriptor)
-            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
-        os.close(writer)
-        self._forwarder = threading.Thread(target=_forward, args=(reader, output), name="labkit-output", daemon=True)
-        self._forwarder.start()
+    def redirect_output(self, output: Any) -> None:
+        """Make the rank's end this process's stdout and stderr, for Python and for native code, and close it."""
+        super().redirect_output(output.open())
 
-    def finish_output(self) -> None:
-        """Have all that this process has written reach the notebook: it ends now."""
-        if self._forwarder is not None:
-            for descriptor in (1, 2):
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-            self._forwarder.join(OUTPUT_S)
+    def wait(self, sources: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Wait until some of these can be read; return those."""
+        files = [source for source in sources if isinstance(source, OutputFile)]
+        others = [source for source in sources if not isinstance(source, OutputFile)]
+        end_s = time.monotonic() + timeout_s
+        while True:
+            left_s = end_s - time.monotonic()
+            ready = super().wait(others, max(0.0, min(left_s, LOOK_EVERY_S) if files else left_s))
+            ready += [file for file in files if file.has_come()]
+            if ready or left_s <= 0:
+                return ready
 
-    def has_come(self, connection: Connection) -> bool:
-        """Whether a pipe can be read at once, its end included, where Windows raises BrokenPipeError already."""
+    def has_come(self, source: Any) -> bool:
+        """Whether something can be read at once; a pipe's end, too, where Windows raises BrokenPipeError already."""
+        if isinstance(source, OutputFile):
+            return source.has_come()
         try:
-            return connection.poll()
+            return bool(source.poll())
         except BrokenPipeError:
             return True
 
-    def read_output(self, connection: Connection, size: int) -> bytes:
-        """Return bytes that have come through a pipe; b"" at its end."""
+    def read_output(self, source: Any, size: int) -> bytes:
+        """Return all that has come of output, or a message through a pipe; b"" at its end."""
+        if isinstance(source, OutputFile):
+            return source.read()
         with contextlib.suppress(OSError, EOFError):
-            return connection.recv_bytes()
+            return bytes(source.recv_bytes())
         return b""
 
     def exit_code_in_words(self, code: int) -> str:
@@ -101,8 +97,37 @@ class Windows(System):
         return STATUS.get(code & 0xFFFFFFFF, "")
 
 
-def _forward(reader: int, output: Connection) -> None:
-    with contextlib.suppress(OSError), open(reader, "rb", buffering=0) as pipe:
-        while data := pipe.read(READ_BYTES):
-            output.send_bytes(data)
-    output.close()
+class OutputFile:
+    """The notebook's end of what a rank prints."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.NamedTemporaryFile(prefix="labkit-output-", buffering=0)  # noqa: SIM115 - see `close`
+        self.path = self._file.name
+
+    def has_come(self) -> bool:
+        """Whether there is more than was read."""
+        return os.fstat(self._file.fileno()).st_size > self._file.tell()
+
+    def read(self) -> bytes:
+        """Return what has not been read yet."""
+        return self._file.read()
+
+    def close(self) -> None:
+        """Close the file, and remove it once the rank has."""
+        self._file.close()
+
+
+class RanksOutput:
+    """A rank's end of what it prints: opened there, for a descriptor cannot be sent to another process."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def open(self) -> IO[bytes]:
+        """Open the file to write at its end, whoever else does."""
+        # A file that goes with its last handle is opened again with O_TEMPORARY or not at all.
+        flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0)
+        return open(os.open(self._path, flags), "ab", buffering=0)
+
+    def close(self) -> None:
+        """Do nothing: the notebook has not opened it."""

@@ -302,6 +302,19 @@ def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
     assert left == []
 
 
+def test_a_rank_that_has_made_groups_waits_longer_before_it_leaves_them(monkeypatch):
+    """It is through with making one before the others are: they could not connect any more, and would fail."""
+    waited = []
+    monkeypatch.setattr(process_group, "_wait_for", lambda store, key, mine, count, at_most_s: waited.append(at_most_s))
+    monkeypatch.setattr(process_group, "leave", lambda: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for groups in ({"of all": 0}, {"of all": 0, "of some": 1}):
+        monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+        job = SimpleNamespace(world_size=4, port=1)
+        process_group.leave_together(job, SimpleNamespace(rank=3), dist.HashStore(), False, lambda: None)
+    assert waited == [process_group.LEAVE_TOGETHER_S, process_group.CONNECTED_S]
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_rank_is_sent_its_own_ends_only_however_many_there_are(count, monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,25 +24,30 @@ def write_and_end(output):
     host.redirect_output(output)
     print("by Python: é")
     os.write(2, b"by native code\n")
-    sys.stdout.write("without an end of line")
+    sys.stdout.write("without an end of line\n")
     sys.stdout.flush()
-    host.finish_output()
-    os._exit(0)
+    faulthandler.enable()
+    os.abort()
 
 
 @pytest.mark.spawns
 def test_what_a_rank_prints_reaches_the_notebook_to_its_last_word():
-    context = multiprocessing.get_context("spawn")
-    reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=write_and_end, args=(writer,))
+    host = Windows()
+    reader, writer = host.open_output()
+    process = multiprocessing.get_context("spawn").Process(target=write_and_end, args=(writer,))
     process.start()
-    writer.close()
     found = b""
-    while data := Windows().read_output(reader, 1 << 16):
-        found += data
+    while (ready := host.wait([reader, process.sentinel], 60)) != [process.sentinel]:
+        assert ready, "nothing within a minute"
+        found += host.read_output(reader, 1)
     process.join()
     reader.close()
-    assert found.decode() == "by Python: é\nby native code\nwithout an end of line"
+    reader.close()
+    assert not Path(reader.path).exists()
+    said = found.decode()
+    assert said.startswith("by Python: é\nby native code\nwithout an end of line\n")
+    assert "Fatal Python error: Aborted" in said
+    assert "in write_and_end" in said
 
 
 ASKED = """
