@@ -17,6 +17,9 @@ import time
 import warnings
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
+
+import psutil
 
 from labkit.checkpoint.files import MANIFEST, UNFINISHED, checksum_of, folders, number, sync_folder
 from labkit.system import host
@@ -32,6 +35,9 @@ ABANDONED_S = 3600.0
 # locked is left alone. What still fails: a file system without locks, where another node's unfinished checkpoint is
 # removed only after an hour; and two runs in one folder still take each other's checkpoints for their own, which is
 # why they are warned.
+
+
+_of_this_process: WeakSet[Writing] = WeakSet()
 
 
 class Writing:
@@ -50,6 +56,7 @@ class Writing:
         except BaseException:
             self.release()
             raise
+        _of_this_process.add(self)
 
     def release(self) -> None:
         """Let go of the lock, whether the checkpoint is in place or is to be removed. Twice does nothing."""
@@ -149,8 +156,13 @@ def _writer(path: Path, lock: Path) -> str:
         is_locked, said = None, {}
     pid, machine = said.get("pid", 0), said.get("machine", "?")
     if is_locked is None:  # no locks here
-        mine = machine == socket.gethostname()
-        if not (_lives(pid) if mine else min(map(_age_s, [path, *path.iterdir()])) < ABANDONED_S):
+        if machine != socket.gethostname():
+            is_written = min(map(_age_s, [path, *path.iterdir()])) < ABANDONED_S
+        elif pid == os.getpid():
+            is_written = any(writing.path == path for writing in _of_this_process)
+        else:
+            is_written = psutil.pid_exists(pid)
+        if not is_written:
             return ""
     return f"process {pid} on {machine}"
 
@@ -169,16 +181,6 @@ def _lock(file: IO[str]) -> bool | None:
 def _unlock(file: IO[str]) -> None:
     with contextlib.suppress(OSError):
         host.unlock(file.fileno())
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def _age_s(path: Path) -> float:

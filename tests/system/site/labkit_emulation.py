@@ -183,6 +183,13 @@ def no_symlink(*_, **__):
     raise OSError(22, "A required privilege is not held by the client [WinError 1314]")
 
 
+def kill_no_question(pid, number):
+    """End a process: there `os.kill` does nothing else, and a zero is no question but Ctrl-C."""
+    if number == 0:
+        raise SystemError(f"os.kill({pid}, 0) sends Ctrl-C to the processes of a console there")
+    os.kill(pid, number)
+
+
 def open_no_folder(path, flags, *args, **options):
     """Open a file; a folder cannot be opened there."""
     if os.path.isdir(path):
@@ -216,7 +223,15 @@ else:
     MODULES = {
         "ctypes": There(ctypes, CDLL=library),
         "sys": There(sys, ["abiflags"], platform="win32"),
-        "os": There(os, (*OF_LINUX, *OF_POSIX), name="nt", read=no_descriptor, symlink=no_symlink, open=open_no_folder),
+        "os": There(
+            os,
+            (*OF_LINUX, *OF_POSIX),
+            name="nt",
+            read=no_descriptor,
+            symlink=no_symlink,
+            open=open_no_folder,
+            kill=kill_no_question,
+        ),
         "signal": There(
             signal,
             OF_POSIX_SIGNALS,
