@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,9 @@ def run(system, uvlike, *command, timeout_s=10 * LONG_S):
         timeout=timeout_s,
         check=False,
     )
+    # Those of a kernel that was killed: Windows removes such a file with its last handle.
+    for left in Path(tempfile.gettempdir()).glob("labkit-output-*"):
+        left.unlink()
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
