@@ -117,6 +117,7 @@ def test_a_suite_passes_and_what_is_skipped_is_said_in_words(system, suite, uvli
 
 
 @pytest.mark.long
+@pytest.mark.kernel
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("lesson", LESSONS)
 @pytest.mark.parametrize("system", emulation.EMULATED)
