@@ -24,6 +24,9 @@ import psutil
 from labkit.checkpoint.files import MANIFEST, UNFINISHED, checksum_of, folders, number, sync_folder
 from labkit.system import host
 
+SCANNED_S = 2.0
+"""How long a new folder cannot get its name on Windows, while a scanner for viruses has a file in it open."""
+
 ABANDONED_S = 3600.0
 """What nobody has written to for so long is left behind, where locks do not tell."""
 
@@ -111,15 +114,21 @@ def commit(writing: Writing, manifest: dict[str, Any], keep: int) -> Path:
 def _move_into_place(aside: Path) -> Path:
     """Give a checkpoint its name, with the next number that no other run has taken meanwhile."""
     count = int(aside.name.split(".")[1].rpartition("-")[2])
+    give_up_s = time.monotonic() + SCANNED_S
     while True:
         path = aside.parent / f"checkpoint-{count:06d}"
         try:
             aside.rename(path)
             return path
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES) or not path.exists():
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
                 raise
-            count = _next_number(aside.parent)
+            if path.exists():
+                count = _next_number(aside.parent)
+            elif time.monotonic() > give_up_s:
+                raise
+            else:
+                time.sleep(0.05)
 
 
 def _next_number(folder: Path) -> int:

@@ -12,7 +12,7 @@ from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
 from labkit.system.out_of_memory import OutOfMemory
 
-NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
+NATIVE_SOURCE = re.compile(r"\[(?:/|\.\.|[A-Za-z]:)[^\]]*\] ")
 """Where in a library's C++ an error was raised, which does not belong into a summary."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
-from labkit.failures.exit_codes import in_words
+from labkit.failures.exit_codes import in_words, is_exit
 from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
 from labkit.failures.grouping import in_lines
 from labkit.failures.known_errors import recognise
@@ -140,7 +140,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         lines.append(known.cause)
     if where := str(culprit.stack or culprit.crash.rstrip()):
         lines.append(where)
-    if culprit.exit_code >= 0:
+    if is_exit(culprit.exit_code):
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
         lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]

@@ -24,12 +24,12 @@ WAITING = re.compile(
 """Calls in which a rank may wait for others."""
 
 COLLECTIVES = tuple(
-    f"{os.sep}{place}"
+    f"/{place}".replace("/", os.sep)
     for place in ("torch/distributed/", "torch/nn/parallel/distributed.py", "torch/autograd/graph.py")
 )
 """Where torch waits for other ranks; in the last, DDP does during the backward pass."""
 
-FILES = tuple(f"{os.sep}torch/distributed/{place}" for place in ("checkpoint/", "elastic/"))
+FILES = tuple(f"/torch/distributed/{place}".replace("/", os.sep) for place in ("checkpoint/", "elastic/"))
 """Where it may wait for a disk instead."""
 
 SYNCHRONIZES = ("item", "cpu", "tolist", "numpy", "synchronize", "to", "nonzero")

@@ -7,6 +7,7 @@ returned. What is decided there is tested without processes, in `state` and `dia
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 import traceback
@@ -34,6 +35,9 @@ POLL_S = 0.05
 
 POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
+
+CRASHED = re.compile("Fatal Python error: |Windows fatal exception: ")
+"""What stands before a crash's stack in the output."""
 
 logger = logging.getLogger("labkit")
 
@@ -224,7 +228,8 @@ class Follower:
     def _facts(self) -> list[RankFacts]:
         """Return what is known of each rank, for the diagnosis."""
         for rank in self._state.ranks:
-            rank.output_end, _, rank.crash = rank.output.tail(300).partition("Fatal Python error: ")
+            rank.output_end, *crash = CRASHED.split(rank.output.tail(300), maxsplit=1)
+            rank.crash = "".join(crash)
             rank.last_step = self._state.recorded.progress(rank.rank).last_step
             rank.ended_by_us = rank.ended_by_us or self._engine.killed(rank.rank)
         facts: list[RankFacts] = list(self._state.ranks)

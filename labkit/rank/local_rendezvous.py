@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
+from labkit.system import host
 
 if TYPE_CHECKING:
     from labkit.protocol.job import RankInfo
@@ -59,6 +60,8 @@ class LocalRendezvous:
             reserved.bind(("127.0.0.1", 0))
             if_it_fails.pop_all()
         self.port: int = reserved.getsockname()[1]
+        if not host.lends_bound_ports:
+            reserved.close()
         self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
@@ -141,7 +144,7 @@ class LocalFileStore(dist.Store):
         self._path, self._folder = path, os.path.dirname(path)
         if not os.path.isdir(self._folder):
             raise self._gone()
-        self.in_native_code = dist.FileStore(path, -1)
+        self.in_native_code = dist.FileStore(host.native_path(path), -1)
         """The same store without Python; it waits in steps of 10 ms."""
         _kept[:] = [*(store for store in _kept if os.path.exists(store._path)), self]
         for store in (self, self.in_native_code):

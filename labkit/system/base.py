@@ -136,6 +136,21 @@ class System:
     def hold_back_stacks_signal(self) -> None:
         """Keep `stacks_signal` alone from them."""
 
+    # The store
+
+    lends_bound_ports: ClassVar[bool] = False
+    """Whether a port can be listened at to which this process keeps an idle socket bound."""
+
+    def native_path(self, path: str) -> Any:
+        """Return a path as PyTorch's C++ opens it. Raises OSError if it cannot."""
+        return path
+
+    # A rank's channels
+
+    keeps_ranks_ends: ClassVar[bool] = False
+    """Whether the notebook's process has a rank's ends of its pipes open until the rank, with torch imported, takes
+    them: one that ends earlier closes none of them."""
+
     # A rank's output
 
     def open_output(self) -> tuple[Any, Any]:
@@ -235,6 +250,9 @@ class System:
         return None
 
     # A rank's environment
+
+    hidden_gpus: ClassVar[str] = ""
+    """What CUDA_VISIBLE_DEVICES is where no GPU is to be seen."""
 
     start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}
     """Variables that libraries read when they are loaded, set where the reader has not set them.

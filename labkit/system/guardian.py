@@ -22,7 +22,9 @@ GONE_S = 5.0
 """How long the guardian may take to end once it guards nothing."""
 
 _lock = threading.Lock()
-_guarded: set[int] = set()
+_guarded: dict[int, str] = {}
+"""By process, how it is named to the guardian."""
+
 _guardian: subprocess.Popen[bytes] | None = None
 _pid = 0
 """Whose guardian it is: a fork has none."""
@@ -32,18 +34,23 @@ def guard(pid: int, family: bool = False) -> None:
     """Have a process killed when this one has gone; with `family`, whatever it has started, too."""
     global _guardian, _pid
     with _lock:
-        if _guardian is None or _pid != os.getpid():
+        if _guardian is None or _pid != os.getpid() or _guardian.poll() is not None:
             _guardian = subprocess.Popen(
                 [sys.executable, os.path.abspath(__file__)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the interrupt that a terminal sends to the notebook is not for it
+                # The interrupt that a terminal sends to the notebook is not for it.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
+            if _pid != os.getpid():
+                _guarded.clear()
             _pid = os.getpid()
-            _guarded.clear()
-        _guarded.add(pid)
-        _tell(f"{'*' if family else '+'}{pid}")
+            for line in _guarded.values():  # of one that somebody has killed
+                _tell(line)
+        _guarded[pid] = f"{'*' if family else '+'}{pid}"
+        _tell(_guarded[pid])
 
 
 def unguard(pid: int) -> None:
@@ -52,7 +59,7 @@ def unguard(pid: int) -> None:
     with _lock:
         if _guardian is None or _pid != os.getpid() or pid not in _guarded:
             return
-        _guarded.discard(pid)
+        del _guarded[pid]
         _tell(f"-{pid}")
         if not _guarded:
             guardian, _guardian = _guardian, None

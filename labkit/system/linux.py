@@ -29,6 +29,7 @@ class Linux(Posix):
     """Linux, with glibc or musl."""
 
     name: ClassVar[str] = "Linux"
+    lends_bound_ports: ClassVar[bool] = True
     has_nameless_sockets: ClassVar[bool] = True
     opens_others_descriptors: ClassVar[bool] = True
     # libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds

@@ -48,6 +48,9 @@ class Windows(System):
     # PyTorch's wheel has no store that is made with libuv, which is what a script's `init_process_group` asks for.
     rank_environment: ClassVar[Mapping[str, str]] = {"USE_LIBUV": "0"}
 
+    keeps_ranks_ends: ClassVar[bool] = True
+    hidden_gpus: ClassVar[str] = "-1"  # an empty variable is one that is removed
+
     # The problem: what a rank prints, natively too, is to come by rank, to the last word of a crash. What does not
     # work: a pipe of multiprocessing's as stdout, for it is a HANDLE, and asynchronous, no descriptor; a thread of the
     # rank that passes on what comes through an ordinary pipe, for it ends with the rank. What is done: a temporary
@@ -91,6 +94,16 @@ class Windows(System):
         with contextlib.suppress(OSError, EOFError):
             return bytes(source.recv_bytes())
         return b""
+
+    def native_path(self, path: str) -> Any:
+        """Return a path as PyTorch's C++ opens it: in the code page. Raises OSError for letters that it lacks."""
+        try:
+            return path if path.isascii() else path.encode("mbcs")
+        except UnicodeEncodeError as error:
+            raise OSError(
+                f"PyTorch's store cannot open {path}: this system's code page has no {path[error.start]!r}. Set TEMP "
+                "to a folder whose path is in plain letters, C:\\Temp say, before Jupyter starts"
+            ) from error
 
     def exit_code_in_words(self, code: int) -> str:
         """Return what Windows means by an exit code."""

@@ -397,6 +397,27 @@ def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_latel
     assert writing.path.exists() is is_kept
 
 
+def test_a_checkpoint_gets_its_name_once_nobody_looks_into_it(tmp_path, monkeypatch):
+    """As a scanner for viruses does on Windows."""
+    real, tried = Path.rename, []
+
+    def rename(path, target):
+        tried.append(path)
+        if len(tried) < 3:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    writing = commit.Writing(tmp_path)
+    assert commit._move_into_place(writing.path).name == "checkpoint-000001"
+    writing.release()
+    monkeypatch.setattr(commit, "SCANNED_S", 0.0)
+    tried.clear()
+    writing = commit.Writing(tmp_path)
+    with pytest.raises(PermissionError):
+        commit._move_into_place(writing.path)
+
+
 class Holds:
     def __init__(self, value):
         self.value = value

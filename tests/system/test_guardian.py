@@ -119,3 +119,19 @@ def test_ranks_whose_native_code_keeps_pythons_lock_end_with_a_killed_notebook(s
     finally:
         for pid in filter(lives, ranks):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_guardian_that_was_killed_is_replaced_with_all_that_it_guarded():
+    with (
+        subprocess.Popen([sys.executable, "-c", SLEEPER]) as one,
+        subprocess.Popen([sys.executable, "-c", SLEEPER]) as two,
+    ):
+        guardian.guard(one.pid)
+        guardian._guardian.kill()
+        guardian._guardian.wait()
+        guardian.guard(two.pid)
+        guardian._guardian.stdin.close()  # as if this process were gone
+        wait_until(lambda: not lives(one.pid) and not lives(two.pid), LONG_S)
+        guardian._guardian.wait(LONG_S)
+    guardian._guardian = None
+    guardian._guarded.clear()

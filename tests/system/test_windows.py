@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import faulthandler
+import importlib.util
 import multiprocessing
 import os
 import subprocess
@@ -10,11 +12,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import labkit
 from labkit import system
-from labkit.failures.exit_codes import in_words
+from labkit.failures.exit_codes import in_words, is_exit
+from labkit.failures.facts import NATIVE_SOURCE
 from labkit.failures.stacks import is_complete, parse
+from labkit.monitor.follower import CRASHED
+from labkit.protocol import modules
 from labkit.protocol.text import BLOCKS, writable
 from labkit.system.windows import Windows
 
@@ -96,6 +102,52 @@ def test_exit_codes_of_windows_are_put_into_words(monkeypatch):
 def test_curves_and_arrows_are_written_in_whatever_the_stream_carries():
     assert writable(f"loss {BLOCKS} 0.1 … 2 → é", "cp1252") == r"loss _.-~=+*# 0.1 … 2 \u2192 é"
     assert writable(BLOCKS, "utf-8") == BLOCKS
+
+
+def test_a_crash_there_is_no_call_of_exit_and_its_stack_is_told_from_other_output(monkeypatch):
+    monkeypatch.setattr("labkit.failures.exit_codes.host", Windows())
+    assert [is_exit(code) for code in (3, -11, 0xC0000005)] == [True, False, False]
+    said = "epoch 1\nWindows fatal exception: access violation\n\nCurrent thread 0x1 (most recent call first):\n"
+    assert CRASHED.split(said, maxsplit=1) == ["epoch 1\n", said.partition("exception: ")[2]]
+
+
+def test_a_path_is_given_to_pytorchs_store_as_its_code_page_has_it():
+    def find(name):
+        return codecs.lookup("cp1252") if name == "mbcs" else None
+
+    codecs.register(find)
+    try:
+        assert Windows().native_path("C:\\Temp\\store") == "C:\\Temp\\store"
+        assert Windows().native_path("C:\\Users\\José\\store") == "C:\\Users\\José\\store".encode("cp1252")
+        with pytest.raises(OSError, match="no '日'.*Set TEMP to a folder"):
+            Windows().native_path("C:\\Users\\日本\\store")
+    finally:
+        codecs.unregister(find)
+
+
+def test_the_store_takes_a_path_as_bytes(tmp_path):
+    store = dist.FileStore(os.fsencode(tmp_path / "store"), 1)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_where_torch_waits_is_found_with_that_systems_separators(monkeypatch):
+    spec = importlib.util.find_spec("labkit.failures.stacks")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(os, "sep", "\\")
+    spec.loader.exec_module(module)
+    assert module.COLLECTIVES[0] == "\\torch\\distributed\\"
+    assert not any("/" in place for place in module.COLLECTIVES + module.FILES)
+
+
+@pytest.mark.parametrize("where", ["/home/x/gloo/pair.cc:81", r"..\third_party\gloo\pair.cc:81", r"C:\gloo\pair.cc:81"])
+def test_where_a_library_was_built_stands_in_no_summary(where):
+    assert NATIVE_SOURCE.sub("", f"RuntimeError: [{where}] Connection closed") == "RuntimeError: Connection closed"
+
+
+def test_the_environments_own_folder_is_no_library():
+    assert f"{sys.prefix}{os.sep}" not in modules.LIBRARIES
+    assert any(folder.startswith(f"{sys.prefix}{os.sep}") for folder in modules.LIBRARIES)
 
 
 class Gone:
