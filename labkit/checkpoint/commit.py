@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import socket
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -41,6 +42,10 @@ ABANDONED_S = 3600.0
 
 
 _of_this_process: WeakSet[Writing] = WeakSet()
+"""What this process is writing, for where locks do not tell …"""
+
+_guard = threading.Lock()
+"""… and who looks through it, or adds to it."""
 
 
 class Writing:
@@ -51,6 +56,8 @@ class Writing:
         self._lock_file = folder / f"{self._name}.lock"
         self._lock: IO[str] | None = open(self._lock_file, "x", encoding="utf-8")  # noqa: SIM115 - held while it writes
         self.path = folder / f"{self._name}.writing"
+        with _guard:
+            _of_this_process.add(self)
         try:
             _lock(self._lock)
             json.dump({"machine": socket.gethostname(), "pid": os.getpid()}, self._lock)
@@ -59,7 +66,6 @@ class Writing:
         except BaseException:
             self.release()
             raise
-        _of_this_process.add(self)
 
     def release(self) -> None:
         """Let go of the lock, whether the checkpoint is in place or is to be removed. Twice does nothing."""
@@ -168,7 +174,8 @@ def _writer(path: Path, lock: Path) -> str:
         if machine != socket.gethostname():
             is_written = min(map(_age_s, [path, *path.iterdir()])) < ABANDONED_S
         elif pid == os.getpid():
-            is_written = any(writing.path == path for writing in _of_this_process)
+            with _guard:  # by its name, which has the token: a folder can be spelt in several ways
+                is_written = any(writing.path.name == path.name for writing in _of_this_process)
         else:
             is_written = psutil.pid_exists(pid)
         if not is_written:

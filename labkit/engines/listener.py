@@ -88,9 +88,11 @@ class Listener:
                 return self._end()
 
     def _read_output(self, is_last: bool) -> None:
-        data = host.read_output(self._output, READ_BYTES)
-        if text := self._decoder.decode(data, final=not data):
-            self._put(events.Output(self._rank, text))
+        data = b""
+        for size in host.output_blocks(self._output, READ_BYTES):
+            data = host.read_output(self._output, size)
+            if text := self._decoder.decode(data, final=not data):
+                self._put(events.Output(self._rank, text))
         if not data or is_last:
             self._sources.discard(self._output)
 

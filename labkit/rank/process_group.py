@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
 
-CONNECTED_S = 1.0
-"""As long, if it is in groups that the launched function has made: a rank is through with making one as soon as it has
-called the others, who on a busy machine may answer later, and cannot once it has left."""
+CONNECTED_S = 0.35
+"""As long, if it is in groups that the launched function has made: `new_group` may return here before the others have
+connected, and once this rank has left, they cannot. Less than what ranks are given after a failure
+(`Engine.failure_grace_s`), for this rank is to end by itself."""
 
 
 def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Store | None = None) -> None:

@@ -6,7 +6,7 @@ what is missing (`host.missing`, a sentence for each primitive, empty where it w
 
 ends with its notebook   `die_with_parent`, `guard`, `adopt_orphans`, `children`
 a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`, `write_stack_at_end`
-a rank's output          `open_output`, `redirect_output`, `read_output`
+a rank's output          `open_output`, `redirect_output`, `wait`, `has_come`, `read_output`
 the store                `rank_environment`, which has scripts open one that the wheel contains
 a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)
 memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`

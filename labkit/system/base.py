@@ -177,6 +177,10 @@ class System:
         """Whether a pipe can be read at once. Its end can, too: reading then raises EOFError, or gives b""."""
         return bool(source.poll())
 
+    def output_blocks(self, source: Any, size: int) -> Sequence[int]:
+        """Return in which blocks of at most that size to read what has come: one is all that a pipe holds."""
+        return (size,)
+
     def read_output(self, source: Any, size: int) -> bytes:
         """Return bytes that have come, `size` at most if they come through a pipe; b"" at its end."""
         with contextlib.suppress(OSError):

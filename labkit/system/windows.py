@@ -74,23 +74,30 @@ class Windows(System):
         while True:
             left_s = end_s - time.monotonic()
             ready = super().wait(others, max(0.0, min(left_s, LOOK_EVERY_S) if files else left_s))
-            ready += [file for file in files if file.has_come()]
+            ready += [file for file in files if file.waiting_bytes()]
             if ready or left_s <= 0:
                 return ready
 
     def has_come(self, source: Any) -> bool:
         """Whether something can be read at once; a pipe's end, too, where Windows raises BrokenPipeError already."""
         if isinstance(source, OutputFile):
-            return source.has_come()
+            return source.waiting_bytes() > 0
         try:
             return bool(source.poll())
         except BrokenPipeError:
             return True
 
+    def output_blocks(self, source: Any, size: int) -> Sequence[int]:
+        """Return in which blocks of at most that size to read what has come by now, for more may come for ever."""
+        if not isinstance(source, OutputFile):
+            return (size,)
+        whole, rest = divmod(source.waiting_bytes(), size)
+        return [*[size] * whole, *[rest] * bool(rest)]
+
     def read_output(self, source: Any, size: int) -> bytes:
-        """Return all that has come of output, or a message through a pipe; b"" at its end."""
+        """Return `size` bytes of output at most, or a message through a pipe; b"" at its end."""
         if isinstance(source, OutputFile):
-            return source.read()
+            return source.read(size)
         with contextlib.suppress(OSError, EOFError):
             return bytes(source.recv_bytes())
         return b""
@@ -117,16 +124,16 @@ class OutputFile:
         self._file = tempfile.NamedTemporaryFile(prefix="labkit-output-", buffering=0)  # noqa: SIM115 - see `close`
         self.path = self._file.name
 
-    def has_come(self) -> bool:
-        """Whether there is more than was read."""
-        return os.fstat(self._file.fileno()).st_size > self._file.tell()
+    def waiting_bytes(self) -> int:
+        """Return how much has come that was not read yet, in bytes."""
+        return os.fstat(self._file.fileno()).st_size - self._file.tell()
 
-    def read(self) -> bytes:
-        """Return what has not been read yet."""
-        return self._file.read()
+    def read(self, size: int) -> bytes:
+        """Return what has not been read yet, `size` bytes at most."""
+        return self._file.read(size)
 
     def close(self) -> None:
-        """Close the file, and remove it once the rank has."""
+        """Close the file. The system removes it once the rank has closed it, too."""
         self._file.close()
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.engines import spawn as engine_spawn
+from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
@@ -327,6 +328,7 @@ def test_a_rank_that_has_made_groups_waits_longer_before_it_leaves_them(monkeypa
         job = SimpleNamespace(world_size=4, port=1)
         process_group.leave_together(job, SimpleNamespace(rank=3), dist.HashStore(), False, lambda: None)
     assert waited == [process_group.LEAVE_TOGETHER_S, process_group.CONNECTED_S]
+    assert Engine.failure_grace_s > process_group.CONNECTED_S, "a rank that has returned ends by itself"
 
 
 @pytest.mark.spawns

@@ -45,12 +45,12 @@ def test_what_a_rank_prints_reaches_the_notebook_to_its_last_word():
     found = b""
     while (ready := host.wait([reader, process.sentinel], 60)) != [process.sentinel]:
         assert ready, "nothing within a minute"
-        found += host.read_output(reader, 1)
+        found += host.read_output(reader, 16)
     process.join()
     reader.close()
     reader.close()
     assert not Path(reader.path).exists()
-    said = found.decode()
+    said = found.decode().replace("\r\n", "\n")
     assert said.startswith("by Python: é\nby native code\nwithout an end of line\n")
     assert "Fatal Python error: Aborted" in said
     assert "in write_and_end" in said
@@ -67,6 +67,18 @@ def works():
 
 works()
 """
+
+
+def test_what_has_come_of_output_is_read_in_blocks():
+    host = Windows()
+    reader, writer = host.open_output()
+    with writer.open() as end:
+        end.write(b"x" * 10)
+    assert host.output_blocks(reader, 4) == [4, 4, 2]
+    assert [host.read_output(reader, size) for size in (4, 4, 2)] == [b"xxxx", b"xxxx", b"xx"]
+    assert not host.has_come(reader)
+    assert host.wait([reader], 0.0) == []
+    reader.close()
 
 
 @pytest.mark.spawns
