@@ -16,7 +16,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 
 help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
 	@echo
-	@echo "make lab         set up if needed (took 2 min 1 s), open JupyterLab on the first notebook"
+	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 17 min"
 	@echo "make test-wide   and more cases of each kind, as CI does: took 38 min, beside other work"
 	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
