@@ -20,16 +20,20 @@ from pathlib import Path
 from typing import IO, Any
 from weakref import WeakSet
 
-import psutil
-
 from labkit.checkpoint.files import MANIFEST, UNFINISHED, checksum_of, folders, number, sync_folder
 from labkit.system import host
 
 SCANNED_S = 2.0
-"""How long a new folder cannot get its name on Windows, while a scanner for viruses has a file in it open."""
+"""How long a new folder is tried to be renamed: Windows refuses while a virus scanner has a file in it open."""
 
 ABANDONED_S = 3600.0
 """What nobody has written to for so long is left behind, where locks do not tell."""
+
+_of_this_process: WeakSet[Writing] = WeakSet()
+"""What this process is writing, for where locks do not tell …"""
+
+_guard = threading.Lock()
+"""… and who looks through it, or adds to it."""
 
 
 # The problem: what a killed run was writing is to be removed by the next one, but not what another run is writing just
@@ -39,13 +43,6 @@ ABANDONED_S = 3600.0
 # locked is left alone. What still fails: a file system without locks, where another node's unfinished checkpoint is
 # removed only after an hour; and two runs in one folder still take each other's checkpoints for their own, which is
 # why they are warned.
-
-
-_of_this_process: WeakSet[Writing] = WeakSet()
-"""What this process is writing, for where locks do not tell …"""
-
-_guard = threading.Lock()
-"""… and who looks through it, or adds to it."""
 
 
 class Writing:
@@ -177,7 +174,7 @@ def _writer(path: Path, lock: Path) -> str:
             with _guard:  # by its name, which has the token: a folder can be spelt in several ways
                 is_written = any(writing.path.name == path.name for writing in _of_this_process)
         else:
-            is_written = psutil.pid_exists(pid)
+            is_written = _lives(pid)
         if not is_written:
             return ""
     return f"process {pid} on {machine}"
@@ -197,6 +194,15 @@ def _lock(file: IO[str]) -> bool | None:
 def _unlock(file: IO[str]) -> None:
     with contextlib.suppress(OSError):
         host.unlock(file.fileno())
+
+
+def _lives(pid: int) -> bool:
+    import psutil  # not above: few ranks need it
+
+    try:
+        return bool(psutil.pid_exists(pid))
+    except OverflowError:  # no process has such a number
+        return False
 
 
 def _age_s(path: Path) -> float:

@@ -64,7 +64,7 @@ class RankProcess:
 
         First comes what a process needs to report that it cannot read the job; of types that every version reads.
         """
-        # Where a process's end cannot close its inbox yet, a job would wait for ever to be read.
+        # On Windows the inbox stays open if the process dies before it has taken it: sending would block for ever.
         sources = [self.queue.reader, self.process.sentinel]
         if host.keeps_ranks_ends and not self.is_ready and sources[0] not in connection.wait(sources):
             raise BrokenPipeError(f"process {self.pid} has ended before it could take its job")

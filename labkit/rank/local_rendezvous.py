@@ -54,7 +54,8 @@ class LocalRendezvous:
             if marker is not None:
                 if_it_fails.callback(os.close, marker)
             # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
-            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR.
+            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR. Outside Linux that does not help, so the
+            # port is let go of at once; most likely it stays free.
             reserved = if_it_fails.enter_context(socket.socket())
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ LEAVE_TOGETHER_S = 0.25
 CONNECTED_S = 0.35
 """As long, if it is in groups that the launched function has made: `new_group` may return here before the others have
 connected, and once this rank has left, they cannot. Less than what ranks are given after a failure
-(`Engine.failure_grace_s`), for this rank is to end by itself."""
+(`Engine.failure_grace_s`), so that this rank ends by itself."""
 
 
 def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Store | None = None) -> None:

@@ -11,7 +11,7 @@ from labkit.engines.base import Engine
 from labkit.protocol.pages import help_hint
 
 SLICE_S = 0.1
-"""Between two moments at which the interrupt comes through while one waits, on Windows."""
+"""How long one wait lasts: on Windows the interrupt comes through only between two."""
 
 
 class Turn(NamedTuple):

@@ -6,8 +6,8 @@ what is missing (`host.missing`, a sentence for each primitive, empty where it w
 
 ends with its notebook   `die_with_parent`, `guard`, `adopt_orphans`, `children`
 a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`, `write_stack_at_end`
-a rank's output          `open_output`, `redirect_output`, `wait`, `has_come`, `read_output`
-the store                `rank_environment`, which has scripts open one that the wheel contains
+a rank's output          `open_output`, `redirect_output`, `wait`, `has_come`, `output_blocks`, `read_output`
+the store                `native_path`, `lends_bound_ports`; `rank_environment`, so that scripts open one there
 a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)
 memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`
 threads at work          `processor_use`, `wanted_s`, `others_at_work`

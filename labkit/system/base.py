@@ -139,7 +139,7 @@ class System:
     # The store
 
     lends_bound_ports: ClassVar[bool] = False
-    """Whether a port can be listened at to which this process keeps an idle socket bound."""
+    """Whether another socket can listen on a port to which this process keeps an idle one bound."""
 
     def native_path(self, path: str) -> Any:
         """Return a path as PyTorch's C++ opens it. Raises OSError if it cannot."""
@@ -148,13 +148,13 @@ class System:
     # A rank's channels
 
     keeps_ranks_ends: ClassVar[bool] = False
-    """Whether the notebook's process has a rank's ends of its pipes open until the rank, with torch imported, takes
-    them: one that ends earlier closes none of them."""
+    """Whether the notebook's process keeps the rank's ends of its pipes open until the rank takes them, after importing
+    torch. A rank that dies earlier closes none of them."""
 
     # A rank's output
 
     def open_output(self) -> tuple[Any, Any]:
-        """Return the notebook's end and a rank's of what carries all that the rank writes, native code's words too."""
+        """Return the notebook's end and a rank's end of what carries the rank's output, native code's too."""
         from multiprocessing import get_context
 
         return get_context("spawn").Pipe(duplex=False)
@@ -168,7 +168,7 @@ class System:
         output.close()
 
     def wait(self, sources: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Wait until some of these can be read, pipes and sentinels and the notebook's ends of output; return those."""
+        """Wait until some of these pipes, sentinels and ends of `open_output` can be read; return those."""
         from multiprocessing.connection import wait
 
         return wait(sources, timeout_s)
@@ -182,7 +182,7 @@ class System:
         return (size,)
 
     def read_output(self, source: Any, size: int) -> bytes:
-        """Return bytes that have come, `size` at most if they come through a pipe; b"" at its end."""
+        """Return bytes that have come, `size` at most; b"" at the end of a pipe."""
         with contextlib.suppress(OSError):
             return os.read(source.fileno(), size)
         return b""
@@ -256,7 +256,7 @@ class System:
     # A rank's environment
 
     hidden_gpus: ClassVar[str] = ""
-    """What CUDA_VISIBLE_DEVICES is where no GPU is to be seen."""
+    """The value of CUDA_VISIBLE_DEVICES that hides every GPU."""
 
     start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}
     """Variables that libraries read when they are loaded, set where the reader has not set them.

@@ -49,7 +49,7 @@ class Windows(System):
     rank_environment: ClassVar[Mapping[str, str]] = {"USE_LIBUV": "0"}
 
     keeps_ranks_ends: ClassVar[bool] = True
-    hidden_gpus: ClassVar[str] = "-1"  # an empty variable is one that is removed
+    hidden_gpus: ClassVar[str] = "-1"  # to set a variable to an empty text is to remove it
 
     # The problem: what a rank prints, natively too, is to come by rank, to the last word of a crash. What does not
     # work: a pipe of multiprocessing's as stdout, for it is a HANDLE, and asynchronous, no descriptor; a thread of the
@@ -58,7 +58,7 @@ class Windows(System):
     # without end, so it fills the disk; and the notebook looks into the file every 20 ms, for nobody tells it.
 
     def open_output(self) -> tuple[Any, Any]:
-        """Return the notebook's end and a rank's of what carries all that the rank writes."""
+        """Return the notebook's end and a rank's end of what carries the rank's output."""
         read_end = OutputFile()
         return read_end, RanksOutput(read_end.path)
 
@@ -88,7 +88,7 @@ class Windows(System):
             return True
 
     def output_blocks(self, source: Any, size: int) -> Sequence[int]:
-        """Return in which blocks of at most that size to read what has come by now, for more may come for ever."""
+        """Return in which blocks of at most that size to read what has come so far: a rank may print without end."""
         if not isinstance(source, OutputFile):
             return (size,)
         whole, rest = divmod(source.waiting_bytes(), size)
@@ -129,7 +129,7 @@ class OutputFile:
         return os.fstat(self._file.fileno()).st_size - self._file.tell()
 
     def read(self, size: int) -> bytes:
-        """Return what has not been read yet, `size` bytes at most."""
+        """Return the next `size` bytes at most."""
         return self._file.read(size)
 
     def close(self) -> None:
@@ -144,8 +144,8 @@ class RanksOutput:
         self._path = path
 
     def open(self) -> IO[bytes]:
-        """Open the file to write at its end, whoever else does."""
-        # A file that goes with its last handle is opened again with O_TEMPORARY or not at all.
+        """Open the file to append to it."""
+        # Windows opens a file that it is to delete a second time only with O_TEMPORARY.
         flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0)
         return open(os.open(self._path, flags), "ab", buffering=0)
 

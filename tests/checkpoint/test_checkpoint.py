@@ -382,7 +382,10 @@ def test_a_save_that_was_broken_off_is_removed_by_the_same_training_or_once_that
 
 @pytest.mark.parametrize(
     ("writer", "age_s", "is_kept"),
-    [("this process", 1e6, True), ("a dead process", 0, False), ("elsewhere", 0, True), ("elsewhere", 1e6, False)],
+    [
+        *(("this process", 1e6, True), ("a dead process", 0, False), ("no process", 0, False)),
+        *(("elsewhere", 0, True), ("elsewhere", 1e6, False)),
+    ],
 )
 def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_lately(
     tmp_path, monkeypatch, writer, age_s, is_kept
@@ -390,7 +393,8 @@ def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_latel
     monkeypatch.setattr(commit, "host", Windows())
     writing = commit.Writing(tmp_path)
     said = {"machine": socket.gethostname(), "pid": os.getpid()}
-    said |= {"a dead process": {"pid": 2**22 + 1}, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})
+    others = {"a dead process": {"pid": 2**22 + 1}, "no process": {"pid": 2**70}}
+    said |= {**others, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})
     writing.path.with_suffix(".lock").write_text(json.dumps(said))
     os.utime(writing.path, (time.time() - age_s,) * 2)
     assert bool(commit.remove_unfinished(tmp_path)) is is_kept

@@ -318,7 +318,7 @@ def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
 
 
 def test_a_rank_that_has_made_groups_waits_longer_before_it_leaves_them(monkeypatch):
-    """It is through with making one before the others are: they could not connect any more, and would fail."""
+    """`new_group` may return here before the others have connected; once this rank has left, they cannot."""
     waited = []
     monkeypatch.setattr(process_group, "_wait_for", lambda store, key, mine, count, at_most_s: waited.append(at_most_s))
     monkeypatch.setattr(process_group, "leave", lambda: None)
