@@ -117,6 +117,7 @@ class Listener:
                 return
             self._has_reported = self._has_reported or not isinstance(event, events.Ready)
             self._put(event)
+        self._process.queue.check()
 
     # The end
 

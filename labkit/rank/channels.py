@@ -81,19 +81,30 @@ class Messages:
         """Whether a message has begun that has not come whole."""
 
     def add(self, data: bytes) -> list[Any]:
-        """Take bytes; return what is whole now. Raises Garbled for what is no message, and takes no more then."""
-        if self._garbled is not None:
-            raise self._garbled
+        """Take bytes; return what is whole now. Raises Garbled for what is no message, and takes no more then.
+
+        If whole messages came before it, these are returned, and `check` raises.
+        """
+        self.check()
+        found: list[Any] = []
         try:
-            return list(self._whole(memoryview(data)))
+            for message in self._whole(memoryview(data)):
+                found.append(message)  # one by one: what came before an error counts
         except (MemoryError, KeyboardInterrupt):
             raise
         except Garbled as error:
             self._garbled = error
-            raise
         except BaseException as error:
             self._garbled = Garbled(f"{type(error).__name__}: {error}")
-            raise self._garbled from error
+            self._garbled.__cause__ = error
+        if not found:
+            self.check()
+        return found
+
+    def check(self) -> None:
+        """Raise Garbled if what has come, but for what was returned, is no message."""
+        if self._garbled is not None:
+            raise self._garbled
 
     def _whole(self, data: memoryview) -> Iterator[Any]:
         while data:
@@ -167,7 +178,8 @@ class EventQueue:
     def receive(self) -> list[Any]:
         """Return the events that have come. Waits a moment for the rest of one, so that it comes without a detour.
 
-        Raises EOFError when no more can come, and Garbled for what is no event.
+        Raises EOFError when no more can come, and Garbled for what is no event; where that came with events, `check`
+        does.
         """
         if not HAS_POLL:
             return [receive(self.reader)] if host.has_come(self.reader) else []
@@ -180,6 +192,10 @@ class EventQueue:
                 raise EOFError("its writer is gone" + " in the middle of a message" * self._messages.is_partial)
             found = self._messages.add(data)
         return found
+
+    def check(self) -> None:
+        """Raise Garbled if what came after the events that were received is no event."""
+        self._messages.check()
 
     def close_writer(self) -> None:
         """Let go of the writing end in this process: once the other's is gone, reading raises EOFError."""

@@ -3,6 +3,7 @@ local engine, its ranks, and what follows them read, write, wait or end somethin
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import re
@@ -55,11 +56,19 @@ RUNS = {
 """What the ranks do, or has been done to them, and how that ends."""
 
 
+_have_logged = mmap.mmap(-1, 2)
+"""A byte for each rank of a run, which is 1 once what it has logged has been sent: memory that forks share."""
+
+
 def work(worker, how, more=b""):
     worker.expect(3)
     for step in range(3):
         worker.log(loss=float(step))
     print(f"rank {worker.rank} has printed")
+    _wait_until(lambda: not worker._log._steps)
+    with worker._log._lock:  # held while it sends
+        _have_logged[worker.rank] = 1
+    _wait_until(lambda: all(_have_logged))
     if worker.rank == 1:
         _be_different(worker, how)
     while how == "is stopped":
@@ -71,8 +80,6 @@ def work(worker, how, more=b""):
 
 
 def _be_different(worker, how):
-    if how in ("sends garbage", "sends nonsense", "closes everything"):
-        time.sleep(0.1)  # until what was logged has been sent
     match how:
         case "raises":
             raise ValueError("bad batch")
@@ -92,6 +99,13 @@ def _be_different(worker, how):
         case "closes everything":
             os.closerange(3, 1000)
             time.sleep(1000)
+
+
+def _wait_until(is_so):
+    """Wait for it, unless a fault keeps it from coming."""
+    deadline = time.monotonic() + 3
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 class Unreadable(RankHook):
@@ -121,6 +135,7 @@ class Outcome:
     """How a run of two ranks went, and when it was over."""
 
     def __init__(self, how):
+        _have_logged[:] = bytes(2)
         self.how, self.raised = how, []
         self.engine = ForkedRanks(2, dies=how == "dies early")
         self.run = Run(self.engine, 2, "train")
@@ -187,7 +202,8 @@ class Outcome:
             return True
         if run.status == "finished" and run.results != [{"rank": 0}, {"rank": 1}]:
             return False
-        return self._has_logged() or self.how in ("dies early", "cannot read its job")
+        # What ends the follower may come before what the other rank has logged.
+        return self._has_logged() or self.how in ("dies early", "cannot read its job", "sends nonsense")
 
     @property
     def said(self):
@@ -226,6 +242,7 @@ def reached(code):
 UNREACHED = {
     "engines.local: LocalEngine._take: standby.take": "the ranks are forked here",
     "engines.spawn: RankProcess.is_ready: self.queue.receive": "of standby ranks and sessions",
+    "engines.spawn: RankProcess.send_job: connection.wait": "Windows",
     "engines.spawn: RankProcess.ask_for_stacks: self.say": "where no signal asks",
     "engines.spawn: RankProcess.wait_for_exit: self.process.kill": "who waits for it has seen that it has ended",
     "engines.spawn: spawn: process.close": "ranks are forked here; see test_ranks_that_cannot_be_started",
@@ -249,8 +266,11 @@ UNREACHED = {
 }
 """Places to which no run comes here, and why."""
 
-SOMETIMES = {"monitor.follower: Follower._enforce_stop: self._engine.ask_to_stop"}
-"""Where ranks happen to take long to stop, and are asked again."""
+SOMETIMES = {
+    "monitor.follower: Follower._enforce_stop: self._engine.ask_to_stop",  # ranks take long, and are asked again
+    "monitor.follower: Follower.begin: self.take",  # one has sent something before it is followed
+}
+"""Places to which some runs come by chance."""
 
 OF_FORKED_RANKS = {"rank.channels: EventQueue.close: end.close", "rank.channels: RankPipes.close: end.close"}
 """What ranks do here because they are forked: they let go of the others' ends. One that is spawned has its own only."""
@@ -266,8 +286,8 @@ def test_without_a_fault_a_run_ends_as_it_should(how):
 @pytest.mark.spawns
 def test_every_place_is_reached_or_it_is_said_why_not(reached):
     there = {place for place, _ in reached}
-    unreached = [str(place) for place in places(*MODULES) if place not in there]
-    assert not (set(unreached) ^ set(UNREACHED)) - SOMETIMES
+    unreached = {str(place) for place in places(*MODULES) if place not in there}
+    assert sorted((unreached ^ set(UNREACHED)) - SOMETIMES) == []
 
 
 def faults(place):

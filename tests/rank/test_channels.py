@@ -49,17 +49,22 @@ def test_a_byte_that_is_missing_does_not_go_unnoticed_wherever_it_was():
         messages = Messages()
         with contextlib.suppress(Garbled):
             messages.add(STREAM[:cut] + STREAM[cut + 1 :])
+            messages.check()
             assert messages.is_partial, cut
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"garbage", MARK[:3] + b"x", bytes(100), HEADER.pack(MARK, 5, 0) + b"xxxxx"])
 def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
-    messages = Messages()
-    assert messages.add(frame("before")) == ["before"]
-    for _ in range(2):
+    apart, together = Messages(), Messages()
+    assert apart.add(frame("before")) == ["before"]
+    with pytest.raises(Garbled):
+        apart.add(garbage)
+    assert together.add(frame("before") + garbage) == ["before"]
+    for messages in (apart, together):
         with pytest.raises(Garbled):
-            messages.add(garbage)
-        garbage = b""
+            messages.check()
+        with pytest.raises(Garbled):
+            messages.add(b"")
 
 
 class _Unknown:

@@ -13,6 +13,8 @@ import os
 import signal
 import threading
 
+import torch._dynamo  # noqa: F401 (as an optimizer does: else each rank would import 900 modules by itself)
+
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
 from labkit.rank import main, process_group, spawned
