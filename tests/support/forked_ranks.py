@@ -24,6 +24,8 @@ from labkit.system import host
 class ForkedRanks(LocalEngine):
     """A local engine with such ranks. With `dies`, rank 1 ends before it has its job."""
 
+    stacks_s = 2.0  # a stack that a fault keeps from coming is waited for
+
     def __init__(self, world_size, dies=False):
         super().__init__(world_size)
         self._dies = dies
