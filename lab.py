@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
     if what == "run":
         return call(program("python"), *options)
     if what == "set-up":
+        if options not in ([], ["lab"], ["test"]):
+            sys.exit(f"set-up takes lab or test, not {' '.join(options)!r}\n\n{__doc__}")
         set_up(*(options or ["test"]))
         return 0
     set_up(what)

@@ -96,3 +96,13 @@ def test_a_clone_that_was_renamed_is_set_up_anew(clone):
         "installed",
         "compiled-some",
     ]
+
+
+@pytest.mark.parametrize("asked", [["all"], ["lab", "test"]])
+def test_a_word_that_set_up_does_not_know_is_refused_with_those_it_does(asked):
+    done = subprocess.run(
+        [sys.executable, "lab.py", "set-up", *asked], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"set-up takes lab or test, not '{' '.join(asked)}'" in done.stderr
+    assert "Traceback" not in done.stderr
