@@ -64,6 +64,7 @@ def receive(connection: Connection) -> Any:
     messages = Messages()
     while not (found := messages.add(connection.recv_bytes())):
         pass
+    messages.check()
     return found[0]
 
 

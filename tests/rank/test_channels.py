@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import threading
@@ -65,6 +66,14 @@ def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
             messages.check()
         with pytest.raises(Garbled):
             messages.add(b"")
+
+
+def test_a_message_with_garbage_behind_it_is_refused_where_one_is_read_at_a_time():
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with reader, writer:
+        writer.send_bytes(frame("before") + b"garbage")
+        with pytest.raises(Garbled, match="garbage"):
+            channels.receive(reader)
 
 
 class _Unknown:
