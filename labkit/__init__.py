@@ -88,7 +88,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.run import RunInterrupted as RunInterrupted
     from labkit.run import WorkerFailed as WorkerFailed
     from labkit.run import runs as runs
-    from labkit.scaling.advice import advise as advise
     from labkit.session.session import Session as Session
     from labkit.trace import profiling as profiling
     from labkit.ui import charts as charts
@@ -113,7 +112,6 @@ _HOMES = {
     "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "run",
-    "advise": "scaling.advice",
     "attach": "launchers.attaching",
     "compare": "comparison.launching",
     "current": "rank.current",

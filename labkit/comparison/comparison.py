@@ -388,7 +388,7 @@ class Comparison:
         read = cells.apply(lambda column: column.map(_reader(*forms.get(str(column.name), ("{}", "")))))
         return read.rename(columns=HEADINGS)
 
-    def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "", advice: Any = None) -> Path:
+    def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "") -> Path:
         """Write a file to show: a page (".html", which needs no network), a picture (".png") or all numbers (".csv").
 
         With machine, versions, date, load and settings, and a warning where other programs used the cores meanwhile.
@@ -397,12 +397,11 @@ class Comparison:
             path: of the file; its ending says what it becomes.
             title: above everything; by default the names of the runs.
             notes: your own words below the numbers.
-            advice: what `labkit.advise` said of other devices. A page has its table; the others, its recommendation.
 
         What `why` has found is there, too. Returns the path. Raises ValueError for another ending, and where no run has
         begun.
         """
-        return save(self, path, title, notes, advice)
+        return save(self, path, title, notes)
 
     def _cells(self, titles: Sequence[str] | None) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:
         """Return the table's cells, and by heading how a number is written and what stands for NaN."""

@@ -56,7 +56,7 @@ class Circumstances:
         return cls(machine, f"{versions}, {host.release()}", began)
 
 
-def save(comparison: Any, path: str | os.PathLike[str], title: str, notes: str, advice: Any = None) -> Path:
+def save(comparison: Any, path: str | os.PathLike[str], title: str, notes: str) -> Path:
     """Write a `labkit.Comparison` to a file, as its ending says: ".html", ".png" or ".csv". Return the path."""
     target = Path(path)
     writers = {".html": _page, ".png": _picture, ".csv": _csv}
@@ -65,11 +65,11 @@ def save(comparison: Any, path: str | os.PathLike[str], title: str, notes: str, 
     if not comparison.runs:
         raise ValueError("there is nothing to save: no run has begun")
     title = title or f"{', '.join(comparison.titles[:-1])} and {comparison.titles[-1]}".removeprefix(" and ")
-    target.write_bytes(writers[target.suffix](comparison, title, notes, advice))
+    target.write_bytes(writers[target.suffix](comparison, title, notes))
     return target
 
 
-def facts(comparison: Any, notes: str = "", advice: Any = None) -> dict[str, str]:
+def facts(comparison: Any, notes: str = "") -> dict[str, str]:
     """Return the notes that go with the numbers, by heading."""
     about = comparison.circumstances
     gpus = {rank.load.device for run in comparison.runs.values() for rank in measured(run)} - {""}
@@ -81,8 +81,6 @@ def facts(comparison: Any, notes: str = "", advice: Any = None) -> dict[str, str
     found["load"] = "; ".join(_load(comparison)) or "not measured"
     for title, why in comparison.reasons.items():
         found[f"why {title} differs"] = why.reason or str(why)
-    if advice is not None:
-        found["advice"] = f"{advice.title}: {advice.recommendation}"
     if notes:
         found["notes"] = notes
     return {heading: text for heading, text in found.items() if text}
@@ -121,17 +119,14 @@ def _load(comparison: Any) -> list[str]:
 # A page
 
 
-def _page(comparison: Any, title: str, notes: str, advice: Any) -> bytes:
+def _page(comparison: Any, title: str, notes: str) -> bytes:
     import plotly.io
 
     pictures = []
     for index, chart in enumerate(comparison.pictures()):
         options: dict[str, Any] = {"full_html": False, "include_plotlyjs": index == 0, "config": {"displaylogo": False}}
         pictures.append(f"<figure>{plotly.io.to_html(chart, **options)}</figure>")
-    about = "".join(
-        f"<dt>{html.escape(a)}</dt><dd>{html.escape(b)}</dd>" for a, b in facts(comparison, notes, advice).items()
-    )
-    other = "" if advice is None else f"<h2>On other devices</h2><div class='wide'>{advice._repr_html_()}</div>"
+    about = "".join(f"<dt>{html.escape(a)}</dt><dd>{html.escape(b)}</dd>" for a, b in facts(comparison, notes).items())
     busy = "".join(f'<p class="busy">{html.escape(each)}</p>' for each in warnings(comparison))
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -141,7 +136,7 @@ def _page(comparison: Any, title: str, notes: str, advice: Any) -> bytes:
     }</p>
 {busy}<div class="wide">{comparison.table().to_html()}</div>
 {"".join(pictures)}
-{other}<dl>{about}</dl></html>
+<dl>{about}</dl></html>
 """.encode()
 
 
@@ -152,13 +147,13 @@ LINE_IN, CHARACTER_IN, WIDTH_IN = 0.14, 0.062, 7.6
 """Inches of a line, of a character, and of the picture, which is as wide as those of charts."""
 
 
-def _picture(comparison: Any, title: str, notes: str, advice: Any) -> bytes:
+def _picture(comparison: Any, title: str, notes: str) -> bytes:
     """Stack title, table and charts, and what they were measured on."""
     from PIL import Image
 
     from labkit.ui import pictures
 
-    lines = [*warnings(comparison), *(f"{name}: {text}" for name, text in facts(comparison, notes, advice).items())]
+    lines = [*warnings(comparison), *(f"{name}: {text}" for name, text in facts(comparison, notes).items())]
     wrapped = [part for line in lines for part in textwrap.wrap(line, 118)]
     texts = comparison.texts()
     pngs = [
@@ -213,9 +208,9 @@ def _rule(y: float) -> Any:
 # A table
 
 
-def _csv(comparison: Any, title: str, notes: str, advice: Any) -> bytes:
+def _csv(comparison: Any, title: str, notes: str) -> bytes:
     """Return all numbers; above them, in lines that begin with "#", what they were measured on."""
-    about = {"title": title, **facts(comparison, notes, advice)}
+    about = {"title": title, **facts(comparison, notes)}
     lines = [f"# {heading}: {' '.join(text.split())}\n" for heading, text in about.items()]
     lines += [f"# warning: {each}\n" for each in warnings(comparison)]
     return ("".join(lines) + comparison.frame().to_csv(index_label="way")).encode()

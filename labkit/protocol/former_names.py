@@ -7,7 +7,6 @@ from collections.abc import Iterable
 FORMER = {
     "launch": {"timeout_s": "stall_s"},
     "compare": {"timeout_s": "stall_s", "name": "metric"},
-    "advise": {"node_gpus": "gpus_per_node"},
     "Session.run": {"timeout_s": "stall_s"},
     "Session.values": {"timeout_s": "stall_s"},
     "%%ranks": {"--timeout": "--stall"},

@@ -1,8 +1,7 @@
-"""What a training would take of ranks that are not there: how long a step is, what a rank holds, which way to train.
+"""What a training would take of ranks that are not there: how long a step is, what a rank holds.
 
     cost_model  how long a step is on any number of ranks, fitted to a few measured ones, or of named devices
     rank_memory what each rank holds of any `nn.Module`, by strategy; the largest batch, the fewest ranks
-    advice      one table of all that: what fits, how long a step is, whether it equals one process's (`labkit.advise`)
 
 Below them, `counting` takes a step on tensors without memory, and `parameters` says who has which of them. On the
 notebook's side; ranks need `split` at most.

@@ -19,8 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -40,14 +39,6 @@ a machine as far as that goes, and what crosses the link is what stages send on.
 
 BACKWARD_SHARE = 2 / 3
 """Of computing: gradients are taken for inputs and for weights, so a backward pass costs two forward passes."""
-
-FITTED_OR_WRONG = ("sample_s", "fixed_s", "latency_s", "byte_s", "far_byte_s", "overlap", "spread")
-"""Numbers of a machine. What is counted, bytes, is not doubted."""
-
-WORTH_A_WARNING, FAR_BETTER = 0.02, 10.0
-"""How far off a model is, as a part of the step time, and by what factor the sum of squared errors falls with one more
-number fitted, where that number was held at a wrong value. Of a right one it falls by chance: to a tenth in one of
-thousands of fits with six spare points."""
 
 UNKNOWN_NOISE = 0.05
 """Assumed of a model's error, as a part of the step time, where as many numbers are fitted as there are points."""
@@ -107,34 +98,6 @@ class CostModel:
             raise ValueError(f"overlap is a share, 0 … 1, got {self.overlap}")
         for name in ("buckets", "stages", "micro_batches"):
             check_whole(name, getattr(self, name))
-
-    @classmethod
-    def of(
-        cls,
-        source: Any,
-        device: Any = "H100",
-        link: Any = "",
-        network: Any = "100 Gb/s",
-        node_ranks: int = 8,
-        **options: Any,
-    ) -> CostModel:
-        """Return the costs of a training on named devices, of which nothing is typed by hand.
-
-        Args:
-            source: a comparison that has a run of one process; or what is known of a model.
-            device: one of `labkit.comparison.hardware.DEVICES`, or its name.
-            link: between devices of one machine, likewise of `LINKS`, or "NVLink"; by default NVLink where the device
-                has it, else PCIe 4.
-            network: between machines.
-            node_ranks: devices of a machine.
-            options: further fields, in place of what is found.
-
-        Computing takes as long as memory or multiplications do at the device's efficiency; what is sent hides behind
-        it, but for the last bucket.
-        """
-        from labkit.scaling import known
-
-        return cls(**known.costs(source, device, link, network, node_ranks) | options)
 
     def step_s(self, ranks: int, batch_size: int, strategy: str = "DDP") -> float:
         """Return the seconds of one step. `batch_size` is the sum over all ranks."""
@@ -256,66 +219,29 @@ class Fit:
         return {name: (getattr(self.model, name), float(low), float(high)) for name, (low, high) in found.items()}
 
 
-def fit(points: Any, start: CostModel | None = None, free: Sequence[str] = (), draws: int = 100) -> Fit:
+def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: int = 100) -> Fit:
     """Find the `free` numbers of a cost model from measured steps; the others stay as in `start`.
-
-    `points` may be a comparison: its runs are the points, and what it knows of bytes, buckets and times is the start,
-    of this machine; then free are a sample's time and, if any run sends something, the time of a byte.
 
     Minimises the relative errors (Levenberg and Marquardt's method) over the logarithms of the free numbers, so that
     none becomes negative. `start` is a guess, taken to be right within a factor of ten or so: what the points do not
     say stays near it. How sure the numbers are is found by fitting again, `draws` times, to points and guesses that
     are disturbed as much as they are uncertain (a parametric bootstrap).
 
-    Warns where a number that was not fitted is wrong: with that one free, the points would be explained far better.
-
     Raises ValueError for fewer points than free numbers, a name that cannot be fitted, a guess of 0, or a step time
     that is not positive.
     """
-    if hasattr(points, "runs"):
-        from labkit.scaling.known import points_of, this_machine
-
-        start = start or CostModel(**this_machine(points))
-        points = [Point(*point) for point in points_of(points)]
-        free = free or (("sample_s", "byte_s") if any(point.ranks > 1 for point in points) else ("sample_s",))
-    if start is None:
-        raise ValueError("the fit needs a cost model to start from: give `start`, or a comparison in place of points")
     points, free = list(points), tuple(free)
     _check_fit(points, start, free)
     guess = np.array([_to_free(name, getattr(start, name)) for name in free])
     logs = np.log([point.step_s for point in points])
 
-    def model_at(theta: _Array, names: Sequence[str] = free) -> CostModel:
-        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(names, theta, strict=True)}
+    def model_at(theta: _Array) -> CostModel:
+        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(free, theta, strict=True)}
         return dataclasses.replace(start, **values)
 
-    def errors(theta: _Array, names: Sequence[str] = free) -> _Array:
-        model = model_at(theta, names)
+    def errors(theta: _Array) -> _Array:
+        model = model_at(theta)
         return np.log([model.step_s(p.ranks, p.batch_size, p.strategy) for p in points]) - logs
-
-    def warn_of_fixed(theta: _Array) -> None:
-        unexplained = float(np.sum(errors(theta) ** 2))
-        found: list[tuple[float, str, float]] = []
-        for name in FITTED_OR_WRONG if spare > 1 and unexplained > len(points) * WORTH_A_WARNING**2 else ():
-            if name in free or not 0 < getattr(start, name) < (1 if name == "overlap" else math.inf):
-                continue
-            names = (*free, name)
-            begin = np.append(theta, _to_free(name, getattr(start, name)))
-            try:
-                freed = _least_squares(functools.partial(errors, names=names), begin)
-            except np.linalg.LinAlgError:  # the points do not depend on it
-                continue
-            left = float(np.sum(errors(freed, names) ** 2))
-            if left * FAR_BETTER < unexplained * (spare - 1) / spare:
-                found.append((left, name, getattr(model_at(freed, names), name)))
-        if found:
-            _, name, better = min(found)
-            warnings.warn(
-                f"{name}={getattr(start, name):.3g} does not go with the points, and neither do predictions from it: "
-                f"with {name} fitted, too, they are explained far better ({name}={better:.3g}). Add {name!r} to what "
-                "is fitted",
-                stacklevel=3,
-            )
 
     def best(begin: _Array, noise: float, off: _Array, doubt: _Array) -> _Array:
         return _least_squares(
@@ -329,7 +255,6 @@ def fit(points: Any, start: CostModel | None = None, free: Sequence[str] = (), d
     for _ in range(3):  # how much the model leaves unexplained is known only once it is fitted
         theta = best(theta, noise, *exact)
         noise = max(known, float(np.linalg.norm(errors(theta))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
-    warn_of_fixed(theta)
     random = np.random.default_rng(0).standard_normal((draws, len(points) + len(free)))
     drawn = (best(theta, noise, row[: len(points)], row[len(points) :]) for row in random)
     return Fit(model_at(theta), free, noise, tuple(map(model_at, drawn)))

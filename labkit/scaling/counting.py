@@ -75,37 +75,6 @@ def counted(
 
     Raises ValueError for a model that cannot be run so: one, say, whose forward pass asks for a tensor's values.
     """
-    shapes = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(batch))
-    question = id(model), shapes, loss, dtype, autocast, recompute
-    if _remembered and question in _remembered[-1]:
-        return _remembered[-1][question]
-    found = _counted(model, batch, loss, dtype, autocast, recompute)
-    for answers in _remembered[-1:]:
-        answers[question] = found
-    return found
-
-
-_remembered: list[dict[Any, Counted]] = []
-
-
-@contextlib.contextmanager
-def remembered() -> Iterator[None]:
-    """Count each step once inside, where models stay as they are: what several ways to train ask about is the same."""
-    _remembered.append({})
-    try:
-        yield
-    finally:
-        _remembered.pop()
-
-
-def _counted(
-    model: nn.Module,
-    batch: Any,
-    loss: Callable[..., Tensor] | None,
-    dtype: torch.dtype | None,
-    autocast: bool,
-    recompute: bool,
-) -> Counted:
     with fake(dtype or torch.get_default_dtype()):
         copied, inputs = fake_copy(model, dtype), fake_batch(batch, dtype)
         looked_up = _Sparse(copied)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import warnings
 
 import numpy as np
 import pytest
@@ -243,23 +242,6 @@ def test_farther_out_is_less_sure():
 def test_as_many_numbers_as_points_leave_an_assumed_error():
     points = synthetic(0.0, places=[(1, 64), (2, 64), (2, 128), (4, 64)])
     assert fit(points, GUESS, FREE).noise == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize("factor", [30, 300])
-def test_a_number_that_was_held_at_a_wrong_value_is_named(factor):
-    start = dataclasses.replace(NETWORK, latency_s=factor * NETWORK.latency_s)
-    with pytest.warns(
-        UserWarning, match=r"latency_s=0\.0003? does not go with the points|latency_s=0\.003 does not go"
-    ):
-        fit(synthetic(0.005), start, ["sample_s", "fixed_s", "byte_s"])
-
-
-def test_a_number_that_was_held_at_the_right_value_is_not_doubted():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for seed in range(50):
-            fit(synthetic(0.03, seed), NETWORK, ["sample_s", "fixed_s", "byte_s"], draws=1)
-            fit(synthetic(0.03, seed), NETWORK, ["sample_s"], draws=1)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def _modules_name(module):
 CALLS = {
     "launch": lambda **given: labkit.launch(_function, **given),
     "compare": lambda **given: labkit.compare(a=_function, **given),
-    "advise": lambda **given: labkit.advise(None, gpus=1, **given),
     "Session.run": lambda **given: labkit.Session.run(None, "1", **given),
     "Session.values": lambda **given: labkit.Session.values(None, "1", **given),
     "%%ranks": _cell,

@@ -26,7 +26,6 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU that is
   worker's copy.
 * Lessons 09, 21 and 26 are about holding less. Beforehand,
   `labkit.scaling.predict_memory(model, batch, "FSDP2", world_size=8)` says what a rank will hold,
-  `labkit.scaling.fewest_ranks` how many ranks it takes, and
-  `labkit.advise(model, batch=batch, gpus=8)` puts all ways to train in one table.
+  and `labkit.scaling.fewest_ranks` how many ranks it takes.
 * On SLURM ask for more: `labkit.Slurm(…, mem="32G")`.
 """
