@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events, versions
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Garbled
 from labkit.system import host
 
@@ -29,9 +29,10 @@ class Listener:
     """Listens to one rank, in a thread of its own."""
 
     def __init__(
-        self, rank: int, process: RankProcess, put: Callable[[events.Event], None], note_sent: Callable[[], None]
+        self, info: RankInfo, process: RankProcess, put: Callable[[events.Event], None], note_sent: Callable[[], None]
     ) -> None:
-        self._rank, self._process, self._put, self._note_sent = rank, process, put, note_sent
+        self._info, self._process, self._put, self._note_sent = info, process, put, note_sent
+        self._rank = info.rank
         self._reader, self._output, self._stacks = process.queue.reader, process.output, process.stacks
         self._sentinel = process.process.sentinel
         self._sources = {self._reader, self._output, self._stacks, self._sentinel}
@@ -53,7 +54,7 @@ class Listener:
 
     def _send(self, job: Job) -> None:
         try:
-            self._process.send_job(self._rank, job)
+            self._process.send_job(self._info, job)
         except OSError:
             if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
                 raise

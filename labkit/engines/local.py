@@ -15,7 +15,7 @@ from labkit.engines.base import Engine
 from labkit.engines.listener import Listener
 from labkit.engines.spawn import RankProcess
 from labkit.protocol import events
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, RankInfo
 from labkit.rank.local_rendezvous import LocalRendezvous
 
 BACKLOG = 1000
@@ -26,14 +26,14 @@ LISTENERS_S = 2.0
 
 
 class LocalEngine(Engine):
-    """Starts `world_size` ranks on this machine and brings their records."""
+    """Starts ranks on this machine and brings their records: `world_size` of them, from number `first` on."""
 
     sends_words = True
     stacks_s = 10.0
     """For those alone of which no companion can tell whether they will answer."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, world_size: int, first: int = 0) -> None:
+        self.world_size, self._first = world_size, first
         self._events: queue.Queue[events.Event] = queue.Queue(BACKLOG)
         self.pids: list[int] = []
         """Process id of each rank."""
@@ -51,12 +51,13 @@ class LocalEngine(Engine):
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
-        self._rendezvous = self._new_rendezvous()
-        job = job._replace(
-            port=self._rendezvous.port,
-            store=str(self._rendezvous.file),
-            environment={**loopback_environment(), **job.environment},
-        )
+        if not job.store:  # else it says where ranks of several machines meet
+            self._rendezvous = self._new_rendezvous()
+            job = job._replace(
+                port=self._rendezvous.port,
+                store=str(self._rendezvous.file),
+                environment={**loopback_environment(), **job.environment},
+            )
         try:
             self._ranks = self._take()
         except BaseException:
@@ -93,12 +94,12 @@ class LocalEngine(Engine):
         """Ask every rank that lives for its stack and for details; return the ranks asked."""
         asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
         for rank in asked:
-            self._ranks[rank].say("details")
+            self._process(rank).say("details")
         return asked
 
     def say(self, rank: int, word: str) -> None:
         """Send one rank a word, for `Channel.listen`."""
-        self._ranks[rank].send(word)
+        self._process(rank).send(word)
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
@@ -116,7 +117,10 @@ class LocalEngine(Engine):
 
     def _at_work(self) -> list[tuple[int, RankProcess]]:
         """Return the processes that have not done their part, with their ranks."""
-        return [(rank, process) for rank, process in enumerate(self._ranks) if rank not in self._done]
+        return [(rank, each) for rank, each in enumerate(self._ranks, self._first) if rank not in self._done]
+
+    def _process(self, rank: int) -> RankProcess:
+        return self._ranks[rank - self._first]
 
     def killed(self, rank: int) -> bool:
         """Whether it was `kill` that ended this rank."""
@@ -135,7 +139,7 @@ class LocalEngine(Engine):
 
     def _wait_for_the_killed(self) -> None:
         for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
-            self._ranks[rank].wait_for_exit()
+            self._process(rank).wait_for_exit()
 
     def _wait_for_listeners(self) -> None:
         deadline = time.monotonic() + LISTENERS_S
@@ -185,7 +189,8 @@ class LocalEngine(Engine):
     def _listen(self, rank: int, job: Job) -> None:
         """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
         try:
-            listener = Listener(rank, self._ranks[rank], self._put, lambda: self._note_sent(job))
+            info = RankInfo(rank, rank - self._first, job.world_size, self.world_size)
+            listener = Listener(info, self._process(rank), self._put, lambda: self._note_sent(job))
             last = listener.listen(job)
             if listener.last is not None:  # the process stays
                 self._done.add(rank)

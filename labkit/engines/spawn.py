@@ -16,11 +16,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import psutil
-import torch.multiprocessing as mp
 
 from labkit.protocol import versions
-from labkit.protocol.job import Job
-from labkit.rank import descendants, spawned
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank import descendants
 from labkit.rank.channels import EachItsOwn, EventQueue, Garbled, RankPipes, send
 from labkit.system import host
 
@@ -59,7 +58,7 @@ class RankProcess:
         """When it was first killed from here, as `time.monotonic()`."""
         host.guard(self.pid)
 
-    def send_job(self, rank: int, job: Job) -> None:
+    def send_job(self, info: RankInfo, job: Job) -> None:
         """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
 
         First comes what a process needs to report that it cannot read the job; of types that every version reads.
@@ -71,7 +70,7 @@ class RankProcess:
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         with self._inbox_lock:
-            send(self._inbox, {"rank": rank, "labkit": tuple(versions.loaded()), "start_s": job.start_s})
+            send(self._inbox, {"info": tuple(info), "labkit": tuple(versions.loaded()), "start_s": job.start_s})
             send(self._inbox, job)
 
     @property
@@ -206,15 +205,17 @@ class RankProcess:
             self.process.close()
 
 
-def spawn(count: int) -> list[RankProcess]:
+def spawn(count: int, ahead_of_torch: bool = False) -> list[RankProcess]:
     """Start processes that wait for a job. Returns once they exist, not once they are ready.
+
+    `ahead_of_torch` is for a process that has not imported torch, and need not for this.
 
     Raises OSError if this process may not have so many files open.
     """
     allow_open_files(count)
     starting: Future[list[RankProcess]] = Future()
     try:
-        in_spawner_thread(lambda: _spawn(count), starting)
+        in_spawner_thread(lambda: _spawn(count, ahead_of_torch), starting)
         return starting.result()
     except BaseException:
         # Interrupted: what was started must not wait for a job that never comes; what was not begun never will be.
@@ -242,11 +243,11 @@ def allow_open_files(ranks: int) -> None:
         )
 
 
-def _spawn(count: int) -> list[RankProcess]:
+def _spawn(count: int, ahead_of_torch: bool) -> list[RankProcess]:
     versions.loaded()
     with contextlib.ExitStack() as if_it_fails:
         ends, mine = open_pipes(count, if_it_fails)
-        processes = _start(ends)
+        processes = _start(ends, ahead_of_torch)
         for end in ends:
             # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
             for copy in (end.inbox, end.output, end.stacks):
@@ -258,7 +259,7 @@ def _spawn(count: int) -> list[RankProcess]:
 
 def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipes], list[tuple[Any, ...]]]:
     """Return the ranks' ends of new channels, and the notebook's. Closed, they end the ranks that have begun."""
-    context = mp.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     ends: list[RankPipes] = []
     mine: list[tuple[Any, ...]] = []
     for _ in range(count):
@@ -273,7 +274,7 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
     return ends, mine
 
 
-def _start(ends: list[RankPipes]) -> list[Any]:
+def _start(ends: list[RankPipes], ahead_of_torch: bool) -> list[Any]:
     if host.stacks_signal is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
         # is still importing does not die of it; `spawned.main` then ignores the signal. multiprocessing's resource
@@ -281,8 +282,30 @@ def _start(ends: list[RankPipes]) -> list[Any]:
         ensure_running()
         host.hold_back_signals()
     with _nothing_in_place_of_main():
-        found: list[Any] = mp.spawn(spawned.main, args=(EachItsOwn(ends),), nprocs=len(ends), join=False).processes
+        return _start_ahead_of_torch(ends) if ahead_of_torch else _start_with_torch(ends)
+
+
+def _start_with_torch(ends: list[RankPipes]) -> list[Any]:
+    import torch.multiprocessing as mp
+
+    from labkit.rank import spawned
+
+    found: list[Any] = mp.spawn(spawned.main, args=(EachItsOwn(ends),), nprocs=len(ends), join=False).processes
     return found
+
+
+def _start_ahead_of_torch(ends: list[RankPipes]) -> list[Any]:
+    """Do what `mp.spawn` does in a process that has not imported torch: it and its ranks then import it at once."""
+    processes = [multiprocessing.get_context("spawn").Process(target=_be_a_rank, args=(each,)) for each in ends]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _be_a_rank(ends: RankPipes) -> None:
+    from labkit.rank import spawned
+
+    spawned.main(0, ends)
 
 
 _work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from labkit.protocol import storages
+if TYPE_CHECKING:
+    import torch
 
 HEADER = struct.Struct("!8sQQ")
 """A mark by which garbage is known at once, how many bytes the pickle has, and how many storages follow."""
@@ -34,6 +34,8 @@ def unframed() -> Generator[memoryview, None, tuple[bytearray, list[torch.Untype
 
     Raises UnpicklingError for what does not begin so.
     """
+    from labkit.protocol import storages  # not above: an agent starts its ranks before it imports torch
+
     header = bytearray(HEADER.size)
     yield memoryview(header)
     mark, size, count = HEADER.unpack(header)

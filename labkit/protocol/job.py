@@ -90,7 +90,7 @@ class Job(NamedTuple):
     hooks: tuple[RankHook, ...] = ()
     """What takes part on each rank besides what every job has, the debugger's part, say."""
     store: str = ""
-    """The file of the store through which ranks meet that the notebook has started."""
+    """Where ranks meet: the file of a store on this machine, or tcp://HOST:PORT."""
     argv: tuple[str, ...] = ("-c",)
     """`sys.argv` of a rank, for the reader's own command line."""
     imported: tuple[str, ...] = ()

@@ -16,8 +16,6 @@ from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch.distributed as dist
-
 from labkit.protocol import events
 from labkit.protocol.framing import MARK, framed, unframed
 from labkit.protocol.job import RankHook
@@ -25,6 +23,8 @@ from labkit.system import host
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    import torch.distributed as dist
 
 
 READ_BYTES = 1 << 20

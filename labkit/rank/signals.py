@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 
 from labkit.system import host
@@ -11,6 +13,31 @@ def handle_signals(stacks: int) -> None:
     """Answer a question for stacks, leave the notebook's interrupt alone, and end when the notebook is killed."""
     # The interrupt goes to the notebook's whole process group; stopping the ranks is the notebook's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "LABKIT_AGENT" in os.environ:
+        leave_sigterm_to_the_agent()
     host.answer_stacks(stacks)
     # Once more than in `die_with_parent`: PyTorch's spawn has asked for a mere SIGINT meanwhile.
     host.die_with_parent()
+
+
+def leave_sigterm_to_the_agent() -> None:
+    """Have SIGTERM end neither this process nor a DataLoader's workers: the agent of this node says what is to happen.
+
+    Where SLURM keeps jobs in cgroups it signals the agent alone; elsewhere (proctrack/linuxproc) every process. Not
+    SIG_IGN, which programs that the rank starts would inherit. In a worker PyTorch's own handler, in C, comes after
+    every other, so there the signal is held back, also from threads that libraries start at a fork.
+    """
+    from torch.utils.data._utils import signal_handling
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    hold_back = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    take = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(before=hold_back, after_in_parent=take, after_in_child=take)
+    set_handlers = signal_handling._set_worker_signal_handlers
+
+    def set_and_hold_back() -> None:
+        set_handlers()
+        hold_back()
+
+    signal_handling._set_worker_signal_handlers = set_and_hold_back

@@ -9,8 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from queue import SimpleQueue as JobQueue
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
@@ -24,6 +26,9 @@ from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
 from labkit.system import host
 from labkit.system.base import main_stack
+
+RENDEZVOUS = timedelta(seconds=300)
+"""How long ranks of several machines wait for each other."""
 
 
 def main(_: int, ends: RankPipes) -> None:
@@ -86,11 +91,10 @@ class Inbox:
         elif isinstance(word, dict):
             self._comes = word
         elif isinstance(word, Job) and self._comes is not None:
-            rank = self._comes["rank"]
+            info = RankInfo(*self._comes["info"])
             # What is said from now on is of this job, and not of the last.
-            self._channel = PipeChannel(self._ends.queue, rank)
-            info = RankInfo(rank, rank, word.world_size, word.world_size)
-            self._parts.put(RankTask(word, info, self._channel, _rendezvous_in_the_notebook))
+            self._channel = PipeChannel(self._ends.queue, info.rank)
+            self._parts.put(RankTask(word, info, self._channel, _rendezvous))
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")
         elif self._channel is not None:
@@ -106,16 +110,21 @@ class Inbox:
         traceback.print_exception(error)
         print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
         if self._comes is not None:
-            rank, kernels, start_s = (self._comes[name] for name in ("rank", "labkit", "start_s"))
+            info, kernels, start_s = (self._comes[name] for name in ("info", "labkit", "start_s"))
             try:
-                self._ends.queue.put(unreadable_job(error, rank, time.time() - start_s, versions.Version(*kernels)))
+                self._ends.queue.put(unreadable_job(error, info[0], time.time() - start_s, versions.Version(*kernels)))
             except BaseException:
                 traceback.print_exc()
 
 
-def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
+def _rendezvous(job: Job, info: RankInfo) -> dist.Store:
+    address, port = "127.0.0.1", job.port
+    if (url := urlsplit(job.store)).scheme == "tcp":
+        address, port = str(url.hostname), int(url.port or 0)
+        store: dist.Store = dist.TCPStore(address, port, info.world_size, is_master=False, timeout=RENDEZVOUS)
+    else:
+        store = open_file_store(job.store)
     # With the third, nobody starts ranks once more (Lightning would).
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
-    store = open_file_store(job.store)
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="labkit")
     serve_master_port(store)
     return store

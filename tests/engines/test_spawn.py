@@ -24,6 +24,7 @@ from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
+from labkit.protocol.job import RankInfo
 from labkit.rank import process_group, reserved_group
 from labkit.rank.channels import EventQueue, receive
 from labkit.rank.device import Settled
@@ -237,7 +238,7 @@ def test_a_job_is_not_sent_to_a_process_that_has_ended_before_it_took_its_ends(m
     try:
         process.process.kill()
         with pytest.raises(BrokenPipeError, match=f"process {process.pid} has ended"):
-            process.send_job(0, A_SMALL_JOB)
+            process.send_job(RankInfo(0, 0, 1, 1), A_SMALL_JOB)
     finally:
         process.close()
 
@@ -256,7 +257,7 @@ def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
         opened.extend(args[0]._left)
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("labkit.engines.spawn.mp.spawn", start)
+    monkeypatch.setattr("torch.multiprocessing.spawn", start)
     with pytest.raises(OSError, match="Too many open files"):
         spawn(2)
     assert all(end.closed for ends in opened for end in (ends.inbox, ends.output, ends.stacks))
