@@ -78,8 +78,12 @@ class SlurmVariables(RankVariables):
     mark = "SLURM_PROCID"
     rank, local_rank = "SLURM_PROCID", "SLURM_LOCALID"
     world_size, local_world_size = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"
-    # Not how its commands find the controller, and prove who asks.
-    belongs_to_it = r"(?!SLURM_(CONF|CONF_SERVER|JWT)$)(SLURM|SLURMD|SBATCH|SALLOC|SRUN|SQUEUE|SCANCEL|PMI|PMIX)_\w+"
+    # What a job sets. Not how SLURM's commands find the controller and prove who asks, and not the variables by which a
+    # user or a site chooses an account, a partition … for new jobs: https://slurm.schedmd.com/sbatch.html.
+    belongs_to_it = (
+        r"(?!SLURM_(CONF|CONF_SERVER|JWT|ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$)(SLURM|SLURMD|SRUN|PMI|PMIX)_\w+"
+        r"|SBATCH_(CPU|MEM)_BIND\w*"
+    )
 
     def number(self, what: str) -> int:
         """Return what `srun` says, or else what `sbatch` says of the whole job."""

@@ -95,6 +95,7 @@ class RanksMagics(Magics):
 
     def _session_of(self, world_size: int | None, backend: str | None) -> Session:
         """Return the session that was made last; a new one if there is none, or none with these ranks and backend."""
+        backend = backend and backend.lower()  # as a session has it
         session = newest()
         if session is not None and world_size in (None, session.world_size) and backend in (None, session.backend):
             return session

@@ -52,7 +52,13 @@ def test_what_no_launcher_has_started_says_so(monkeypatch):
 
 def test_ranks_of_another_job_get_nothing_of_what_launchers_have_set_here():
     ours = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "token", "NCCL_DEBUG": "INFO", "MY_RANK": "1"}
-    more = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n", "SBATCH_ARRAY_INX": "0-2", "PMI_RANK": "0", "MASTER_ADDR": "a"}
+    more = {
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n",
+        "SBATCH_MEM_BIND": "local",
+        "PMI_RANK": "0",
+        "MASTER_ADDR": "a",
+    }
     more |= {
         "GROUP_RANK": "0",
         "ROLE_WORLD_SIZE": "1",
@@ -64,6 +70,14 @@ def test_ranks_of_another_job_get_nothing_of_what_launchers_have_set_here():
     assert without_launchers({**ours, **SLURM, **TORCHRUN, **LABKIT, **more, **set_here}) == ours
     given = {"GLOO_SOCKET_IFNAME": "eth0"}
     assert without_launchers({**given, "LABKIT_INTERFACES": ""}) == given, "the reader's own choice"
+
+
+def test_what_a_user_or_a_site_chooses_for_all_jobs_is_kept():
+    names = ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
+    chosen = {f"{command}_{name}": "mine" for command in ("SBATCH", "SLURM", "SALLOC") for name in names}
+    chosen |= {"SBATCH_TIMELIMIT": "10", "SBATCH_CONSTRAINT": "a100", "SBATCH_MEM_PER_CPU": "2G"}
+    of_a_job = {"SLURM_JOB_ACCOUNT": "x", "SLURM_JOB_PARTITION": "x", "SLURM_JOB_QOS": "x", "SRUN_CPUS_PER_TASK": "2"}
+    assert without_launchers({**chosen, **of_a_job, **SLURM}) == chosen
 
 
 def test_every_launcher_has_a_table_and_its_mark_belongs_to_it():

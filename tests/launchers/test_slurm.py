@@ -111,6 +111,21 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
     assert (later.status, later.results) == ("stopped", run.results)
 
 
+def test_a_users_partition_for_all_jobs_holds_but_for_a_run_that_names_another(launch, slurm, monkeypatch):
+    monkeypatch.setenv("SBATCH_PARTITION", "urgent")
+    monkeypatch.setenv("SBATCH_ARRAY_INX", "0-2")  # would make three runs of one
+    monkeypatch.setenv("SBATCH_OUTPUT", "/nowhere/else")
+    for options, partition in (({}, "urgent"), ({"partition": "debug"}, "debug")):
+        run = launch(workloads.spin, nodes=1, **options)
+        logged(run)
+        said = slurm.run("scontrol", "show", "job", job_of(run))
+        assert f" Partition={partition} " in said.replace("\n", " ")
+        assert f"StdOut={run.folder}/slurm.out" in said.replace("%%", "%")
+        assert "ArrayJobId" not in said
+        run.stop()
+        end_of(run)
+
+
 @pytest.mark.wide
 def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path):
     runs = [launch(elsewhere.fit_and_show, tmp_path / "go", name=name) for name in ("first", "second")]

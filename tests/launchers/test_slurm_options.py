@@ -130,13 +130,17 @@ def test_what_is_written_arrives(slurm, tmp_path):
     for value in VALUES:
         script = tmp_path / "job.sbatch"
         lines = options.lines({"comment": value, "output": "/dev/null", "hold": True})
-        script.write_text("\n".join(["#!/bin/bash", *lines, "true"]))
-        job = slurm.run("sbatch", "--parsable", str(script)).strip()
-        said = subprocess.run(
-            ["scontrol", "show", "job", job], env=slurm.environment, capture_output=True, text=True, check=True
-        ).stdout
-        slurm.run("scancel", job)
-        assert re.search(r"Comment=(.*?)\s*$", said, re.MULTILINE)[1] == value
+        text = "\n".join(["#!/bin/bash", *lines, "true"])
+        script.write_text(text)
+        plain = tmp_path / "plain.sbatch"
+        plain.write_text("#!/bin/bash\ntrue")
+        for submitted in ([script], [*options.read_back(text), plain]):
+            job = slurm.run("sbatch", "--parsable", *map(str, submitted)).strip()
+            said = subprocess.run(
+                ["scontrol", "show", "job", job], env=slurm.environment, capture_output=True, text=True, check=True
+            ).stdout
+            slurm.run("scancel", job)
+            assert re.search(r"Comment=(.*?)\s*$", said, re.MULTILINE)[1] == value
 
 
 def test_a_folder_is_resolved_once_and_kept(tmp_path, monkeypatch):

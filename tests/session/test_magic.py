@@ -51,6 +51,8 @@ def test_a_cell_may_choose_the_backend_of_its_ranks(notebook):
     notebook.run("%%ranks --backend gloo\nbackend = dist.get_backend()")
     notebook.run("values = %ranks backend")
     assert notebook.value("values") == ["gloo", "gloo"]
+    cell = notebook.run("%%ranks --backend GLOO\nbackend")
+    assert cell.stdout == "[rank 0] 'gloo'\n[rank 1] 'gloo'\n", "the same backend, and the same ranks"
     cell = notebook.run("%%ranks 2 --backend mpi\nrank", fails=True)
     assert "mpi" in plain(cell)
 

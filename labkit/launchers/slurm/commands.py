@@ -19,6 +19,13 @@ SCRIPT = "job.sbatch"
 """The batch script in a run's folder: by its path a job is known to be that run's."""
 
 
+_NOT_FOR_A_RUN = re.compile(
+    "SBATCH_(ARRAY_INX|CLUSTERS|CLUSTER_CONSTRAINT|DEBUG|DISTRIBUTION|ERROR|GPU_BIND|GPUS_PER_TASK|INPUT|NO_KILL|SIGNAL"
+    r"|WAIT)|(SQUEUE|SCANCEL)_\w+"
+)
+"""Variables that would change what a job is, as options that `Slurm` refuses, or what these commands answer."""
+
+
 class SlurmError(RuntimeError):
     """One of SLURM's commands failed, or is not there."""
 
@@ -26,13 +33,15 @@ class SlurmError(RuntimeError):
 def slurm(*command: str, timeout_s: float | None = None) -> str:
     """Run one of SLURM's commands and give what it prints. Raises SlurmError with what it says.
 
-    It has none of this process's variables that a launcher has set: `sbatch` hands all on to the job.
+    It has none of this process's variables that a launcher has set: `sbatch` hands all on to the job. It has those by
+    which a user chooses an account or a partition for all jobs.
     """
     timeout_s = timeout_s or COMMAND_S
+    variables = without_launchers(os.environ)
     try:
         done = subprocess.run(
             command,
-            env=without_launchers(os.environ),
+            env={name: value for name, value in variables.items() if not _NOT_FOR_A_RUN.fullmatch(name)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

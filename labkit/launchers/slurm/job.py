@@ -17,7 +17,7 @@ from typing import Any
 from labkit.launchers import job_events
 from labkit.launchers.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import endings
+from labkit.launchers.slurm import endings, options
 from labkit.launchers.slurm.commands import COMMAND_S, SCRIPT, SlurmError, advice, job_of, seconds, slurm
 from labkit.launchers.slurm.queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.protocol import events
@@ -85,9 +85,10 @@ class SlurmJob(LauncherJob):
         command = [self._python, str(self.supervisor), str(path)]
         output = str(path / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
         withdrawn = f"test ! -e {shlex.quote(str(path / WITHDRAWN))} || exit 0  # its notebook has given it up"
-        self.directory.write(SCRIPT, self._script(command, self.about["name"], output, withdrawn).encode())
+        script = self._script(command, self.about["name"], output, withdrawn)
+        self.directory.write(SCRIPT, script.encode())
         try:
-            answer = slurm("sbatch", "--parsable", str(path / SCRIPT))
+            answer = slurm("sbatch", "--parsable", *options.read_back(script), str(path / SCRIPT))
             numbers = re.findall(r"^(\d+)(?:;\S*)?$", answer, re.MULTILINE)  # a site may have sbatch print more
             if not numbers:
                 raise SlurmError(f"sbatch answered {answer[-200:]!r}")

@@ -183,6 +183,19 @@ def lines(options: Mapping[str, str | bool]) -> list[str]:
     ]
 
 
+def read_back(script: str) -> list[str]:
+    """Return the options in a batch script as arguments of `sbatch`.
+
+    Both are given, for variables such as SBATCH_PARTITION come before the lines of a script, but after arguments.
+    """
+    found = re.findall(r"^#SBATCH (--[\w-]+)(?:=(.*))?$", script, re.MULTILINE)
+    return [name if value == "" else f"{name}={_unquoted(value)}" for name, value in found]
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith("'") else value
+
+
 def quoted(text: str) -> str:
     r"""Return a value as sbatch reads it from a script: also within quotes a \ takes the next character as it is."""
     if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
