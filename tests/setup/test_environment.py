@@ -159,7 +159,7 @@ def test_links_lead_to_files_and_headings_of_the_repository(page):
 
 
 def test_the_readme_is_short_and_leads_to_every_page_of_the_guide():
-    assert len(README.split()) <= 1000
+    assert len(README.split()) <= 800
     assert README.count("![") == 1
     assert README.index("```python") < README.index("![") < README.index("\n## ")
     assert {f"notebooks/guide/{page.name}" for page in GUIDE} == set(re.findall(r"\((notebooks/guide/\w+\.md)", README))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.idioms import IDIOMS
-from tests.support.twins import EXPORTED, SCRIPTS, UNCHANGED, Twin
+from tests.support.twins import SCRIPTS, UNCHANGED, Twin
 from tests.support.whole_programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
@@ -20,11 +20,9 @@ FOREIGN = ROOT / "tests" / "benchmarks" / "foreign.md"
 COLUMNS = {
     "spawn": "mp.spawn",
     "torchrun": "torchrun",
+    UNCHANGED: "`run_script`",
     "cell": "cell",
     "reserved": "on reserved ranks",
-    "cell-torchrun": "on `Torchrun`",
-    "exported": "exported",
-    UNCHANGED: "`run_script`",
 }
 
 HEAD = Path(__file__).parent / "coming_from.md"
@@ -43,10 +41,9 @@ def mark(twin: Twin, way: str) -> str:
 
 def table(title: str, twins: list[Twin]) -> str:
     """Return twins as a table."""
-    ways = (*SCRIPTS, UNCHANGED, *EXPORTED)
-    lines = [f"| {title} | {' | '.join(COLUMNS[way] for way in ways)} |", f"|---|{':-:|' * len(ways)}"]
+    lines = [f"| {title} | {' | '.join(COLUMNS.values())} |", f"|---|{':-:|' * len(COLUMNS)}"]
     for twin in twins:
-        lines.append(f"| [{twin.name}](#{anchor(twin.name)}) | {' | '.join(mark(twin, way) for way in ways)} |")
+        lines.append(f"| [{twin.name}](#{anchor(twin.name)}) | {' | '.join(mark(twin, way) for way in COLUMNS)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,7 @@ from tests.tools.course_table import course as lessons_of_the_course
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = Path(__file__).parent / "site"
 NOTEBOOKS = ROOT / "notebooks"
-GUIDE = ("set_up", "launch", "your_notebook", "your_code", "trackers", "clusters", "lessons", "figures", "limits")
+GUIDE = ("set_up", "launch", "your_notebook", "your_code", "recipes", "clusters", "lessons", "figures", "limits")
 """The pages of notebooks/guide, in the order in which one reads them."""
 
 ERRORS = {"gpu": "GPU", "tpu": "TPU", "slurm": "SLURM", "torchrun": "torchrun", "labkit_failed": "labkit failed"}
