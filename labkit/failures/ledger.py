@@ -28,8 +28,9 @@ from labkit.rank.recorder import Collectives
 #
 # torchrun and SLURM end the others as soon as one has failed. A rank writes where it is as it is ended by them.
 #
-# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15) are known from stacks alone,
-# and so are those of a rank that torchrun has ended.
+# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15). A stack alone does not tell
+# whether a rank that has returned came to them, and a run is never ended by a guess: the transport's own error ends it,
+# or `stall_s`.
 
 QUIET_S, QUIET_STEPS = 2.0, 4
 """Ranks are asked where they are once they have logged and printed nothing for this many seconds and median steps …"""
@@ -141,13 +142,12 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
     """Return the rank that others wait for and that can never come, and the message; None if they may go on."""
     how = gone(ranks)
     by_rank = {each.rank: each for each in calls}
-    is_everyone_blocked = all(by_rank[r.rank].is_blocked for r in ranks if r.rank not in how and r.rank in by_rank)
     found: list[tuple[int, Wait]] = []
     for rank in ranks:
         own = by_rank.get(rank.rank)
         if own is None or rank.rank in how or not own.is_blocked:
             continue
-        for wait in _waits(own, calls, is_everyone_blocked):
+        for wait in _waits(own, calls):
             missing = tuple(other for other in wait.absent if other in how)
             if missing:
                 found.append((rank.rank, wait._replace(absent=missing)))
@@ -167,24 +167,18 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
     return blamed[0], headline, cause, "returned_early"
 
 
-def _waits(own: RankCalls, calls: Sequence[RankCalls], is_everyone_blocked: bool) -> list[Wait]:
+def _waits(own: RankCalls, calls: Sequence[RankCalls]) -> list[Wait]:
     """Return what blocks a rank: its calls that have not finished, or the rank that it sends to or receives from.
 
-    A rank counts as absent only if it is known not to have come. Where no recorder has the calls, a rank that has
-    returned may have come to this one. It then counts as absent only if all ranks that remain are blocked.
+    A rank counts as absent only if it is known not to have come.
     """
     if own.said is not None and own.said.transfer is not None:
         return [_transfer(own.said)]
     groups = groups_of(calls)
     pending = [call for call in own.calls if not call.done and call.group in groups]
-    if pending or own.said is None or own.is_known:
-        unknown = {each.rank for each in calls if not each.is_known}
-        waits = [_in_call(own.rank, call, groups[call.group], calls, None) for call in pending]
-        return [wait._replace(absent=tuple(rank for rank in wait.absent if rank not in unknown)) for wait in waits]
-    if len(groups) == 1 and is_everyone_blocked:
-        (group,) = groups.values()
-        return [Wait("a collective", (), tuple(rank for rank in group.ranks if rank != own.rank), {})]
-    return []
+    unknown = {each.rank for each in calls if not each.is_known}
+    waits = [_in_call(own.rank, call, groups[call.group], calls, None) for call in pending]
+    return [wait._replace(absent=tuple(rank for rank in wait.absent if rank not in unknown)) for wait in waits]
 
 
 # A run that has failed

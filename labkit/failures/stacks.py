@@ -17,23 +17,25 @@ from labkit.protocol.job import Cell
 from labkit.protocol.modules import is_readers
 from labkit.protocol.source import line_of, place_of, text_of
 
-WAITING = re.compile(
-    r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
-    r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
-)
-"""Calls in which a rank may wait for others."""
-
 COLLECTIVES = tuple(
-    f"/{place}".replace("/", os.sep)
-    for place in ("torch/distributed/", "torch/nn/parallel/distributed.py", "torch/autograd/graph.py")
+    f"/{place}".replace("/", os.sep) for place in ("torch/distributed/", "torch/nn/parallel/distributed.py")
 )
-"""Where torch waits for other ranks; in the last, DDP does during the backward pass."""
+"""Where torch waits for other ranks …"""
 
 FILES = tuple(f"/torch/distributed/{place}".replace("/", os.sep) for place in ("checkpoint/", "elastic/"))
-"""Where it may wait for a disk instead."""
+"""… but here it may wait for a disk instead."""
 
-SYNCHRONIZES = ("item", "cpu", "tolist", "numpy", "synchronize", "to", "nonzero")
-"""Calls that wait for a GPU, and so for the collective that it is in."""
+BACKWARD = "/torch/autograd/graph.py".replace("/", os.sep)
+"""Where torch computes a backward pass. DDP waits for other ranks there, too."""
+
+WAITS_IN_NATIVE_CODE = re.compile(r"(?<!^os)\.(wait|barrier|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter)$")
+"""Calls of a handle or of a process group: `work.wait()`. They wait for other ranks in native code, without frames.
+
+Names that others have, too, are not in it: `functools.reduce`, `torch.gather`, `sock.send`.
+"""
+
+SYNCHRONIZES = ("item", "cpu", "tolist", "synchronize", "to", "nonzero")
+"""Calls that wait for a GPU, if there is one, and so for the collective that it is in."""
 
 SHOWN_FRAMES = 12
 """The most frames of libraries that are shown of a rank."""
@@ -86,6 +88,8 @@ class RankStack:
         cells: The notebook's cells by file name.
         note: What is known if there are no frames: "has returned", "did not answer" …
         other_thread: Another thread's stack, if that waits for other ranks.
+        device: Where the rank computes: "cpu", "cuda:0"; "" if that is not known.
+        in_call: Whether it is in a collective, according to its recorder.
     """
 
     def __init__(
@@ -95,11 +99,14 @@ class RankStack:
         cells: Mapping[str, Cell],
         note: str = "",
         other_thread: RankStack | None = None,
+        device: str = "",
+        in_call: bool = False,
     ) -> None:
         self.rank = rank
         self.frames = frames
         self.note = note
         self.other_thread = other_thread
+        self._has_gpu, self._in_call = device.startswith("cuda"), in_call
         self._cells = cells
         mine = [index for index, frame in enumerate(frames) if self._is_readers(frame)]
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
@@ -122,10 +129,34 @@ class RankStack:
         known = [call for call in calls if call.rpartition(".")[2] in deeper]
         return next(iter(known or calls or [name for name in reversed(deeper) if name != "wrapper"]), "")
 
+    # The problem: what waits for other ranks, and what computes? On a CPU, `loss.item()` is native code that returns at
+    # once, and a backward pass is mostly arithmetic; on a GPU, either may wait for a collective.
+    #
+    # What does not work: the name of the call. `functools.reduce` and `torch.gather` compute.
+    #
+    # What is done: the innermost frame is in torch's own code for collectives; or the reader's line has called native
+    # code that waits. A backward pass counts if the recorder has a call that has not ended, or there is a GPU.
+    #
+    # What still fails: where there is no recorder, DDP's own collectives on a CPU are not told from arithmetic.
+
     @property
     def is_blocked(self) -> bool:
         """Whether it is in a call that waits for other ranks."""
-        return WAITING.search(self.call) is not None
+        if not self.frames:
+            return False
+        innermost, name = self.frames[0].file, self.call.rpartition(".")[2]
+        if self.is_in_backward:
+            return self._in_call or self._has_gpu
+        if any(place in innermost for place in COLLECTIVES):
+            return not any(place in innermost for place in FILES)
+        if self._has_gpu and name in SYNCHRONIZES and (self._at == 0 or f"{os.sep}torch{os.sep}cuda" in innermost):
+            return True
+        return self._at == 0 and WAITS_IN_NATIVE_CODE.search(self.call) is not None
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether it is in a backward pass: computing, or waiting in a collective of DDP's."""
+        return bool(self.frames) and BACKWARD in self.frames[0].file
 
     @property
     def place_of_wait(self) -> str:
@@ -134,15 +165,8 @@ class RankStack:
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether it is waiting for other ranks: in PyTorch's own code, or in native code that it has called."""
-        if not self.frames:
-            return False
-        if self.other_thread is not None and self.other_thread.waits_for_ranks:
-            return True
-        innermost = self.frames[0].file
-        if self._at == 0:
-            return self.is_blocked or self.call.rpartition(".")[2] in SYNCHRONIZES
-        return any(place in innermost for place in COLLECTIVES) and not any(place in innermost for place in FILES)
+        """Whether one of its threads is in a call that waits for other ranks."""
+        return self.is_blocked or (self.other_thread is not None and self.other_thread.waits_for_ranks)
 
     @functools.cached_property
     def in_words(self) -> str:
@@ -209,10 +233,10 @@ class Stacks(list[RankStack]):
     def outliers(self) -> list[int]:
         """The ranks that differ from the others, which may be why the run makes no progress; empty if there are none.
 
-        If some ranks wait in a collective, these are the ranks that do not wait; or else the smallest group.
+        If some ranks may wait in a collective, these are the ranks that do not; or else the smallest group.
         """
         answering = [s for s in self if s.place or s.note]
-        groups = alike(((stack.is_blocked, stack.in_words), stack.rank) for stack in answering)
+        groups = alike(((s.is_blocked or s.is_in_backward, s.in_words), s.rank) for s in answering)
         busy = [rank for (waits, _), ranks in groups.items() if not waits for rank in ranks]
         if 0 < len(busy) < len(answering):
             return sorted(busy)

@@ -246,9 +246,10 @@ class RunRecord:
         with self.lock:
             return [rank.phase for rank in self._state.ranks]
 
-    def progress(self, rank: int) -> tuple[Progress, int]:
-        """Return where a rank stands, and how many steps it expects to take (0 if it has not said)."""
-        return self.recorded.progress(rank), self._state.ranks[rank].expected_steps
+    def progress(self, rank: int) -> tuple[Progress, int, int]:
+        """Return where a rank stands, its log calls since it was last started, and how many it expects (0: unknown)."""
+        progress, state = self.recorded.progress(rank), self._state.ranks[rank]
+        return progress, progress.steps - state.steps_before, state.expected_steps
 
     def note(self, change: events.Change) -> None:
         """Note what an observer has found out."""

@@ -11,7 +11,7 @@ from labkit.failures import ledger, mismatch
 from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
 from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
-from labkit.failures.missed import NOTHING_MISSED, Missed, RankCalls, find, groups_of
+from labkit.failures.missed import NOTHING_MISSED, Call, Missed, RankCalls, find, groups_of
 from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
@@ -237,7 +237,7 @@ class StackQuery(RunObserver):
             rank.left = self._left[rank.rank][0] if rank.rank in self._left and is_out else None
 
     def _places(self) -> Stacks:
-        found = Stacks()
+        found, devices = Stacks(), self.run.devices
         for rank, (state, returned) in enumerate(zip(self.run.states, self.run.returned, strict=True)):
             frames: list[Frame] = []
             deep, other = ([], []) if rank in self._stale else self._threads.get(rank, ([], []))
@@ -250,8 +250,10 @@ class StackQuery(RunObserver):
             else:
                 frames = deep or parse(self._texts.get(rank, ""))
                 note = "is still starting" if state in ("queued", "starting") else "did not answer"
-            in_thread = RankStack(rank, other, self.run.cells) if other and frames else None
-            found.append(RankStack(rank, frames, self.run.cells, note, in_thread))
+            said, cells, device = self._last_said(rank), self.run.cells, devices[rank]
+            in_call = said is not None and any(not Call(*call).done for call in said.calls)
+            in_thread = RankStack(rank, other, cells, "", None, device, in_call) if other and frames else None
+            found.append(RankStack(rank, frames, cells, note, in_thread, device, in_call))
         return found
 
     # What the run asks

@@ -32,7 +32,9 @@ class RankState(RankFacts):
     result: Any = None
     """What the function returned; None before, and an `UnloadedResult` where the notebook cannot load it."""
     expected_steps: int = 0
-    """As the rank says; 0 if it has not said."""
+    """As the rank says, from its first logged step on; 0 if it has not said."""
+    steps_before: int = 0
+    """Log calls that are kept of it from before it was started again."""
     device: str = ""
     """Where it computes; "" before it has said."""
     device_note: str = ""
@@ -186,6 +188,7 @@ class RunState:
         if rank.begins_again:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])
+            rank.steps_before = self.recorded.progress(log.rank).steps
         self.recorded.add(log)
         self.pace.add(log)
         self.progress_s = now_s

@@ -335,17 +335,24 @@ def states_html(run: RunRecord, asked: Sequence[int] = ()) -> str:
 
 
 def _progress_cells(run: RunRecord, rank: int, state: str) -> list[str]:
-    progress, expected = run.progress(rank)
-    step = (
-        "" if progress.last_step is None else f"step {progress.last_step:,}" + (f" of {expected:,}" if expected else "")
-    )
+    progress, done, expected = run.progress(rank)
     return [
-        step,
-        _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
+        _step(progress.last_step, done, expected),
+        _bar(done / expected, STATE_COLORS[state]) if expected else "",
         "" if math.isnan(progress.steps_per_s) else f"{formatting.rate(progress.steps_per_s)} steps/s",
         "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
         " ".join(_value(name, value) for name, value in list(progress.last.items())[:3] if name != SAMPLES),
     ]
+
+
+def _step(last: int | None, done: int, expected: int) -> str:
+    """Return "step 20 of 40"; of a training that was resumed at step 1,000, "step 1,234 (235 of 500)"."""
+    if last is None:
+        return ""
+    if not expected:
+        return f"step {last:,}"
+    from_the_beginning = last in (done - 1, done)  # some count from 0, some from 1
+    return f"step {last:,} of {expected:,}" if from_the_beginning else f"step {last:,} ({done:,} of {expected:,})"
 
 
 def _value(name: str, value: float) -> str:
@@ -360,10 +367,10 @@ def _value(name: str, value: float) -> str:
 
 
 def _time_left(run: RunRecord) -> str:
-    progress, expected = run.progress(0)
+    progress, done, expected = run.progress(0)
     if not expected or run.status != "running" or not progress.steps_per_s > 0:
         return ""
-    return f" · about {max(0.0, expected - progress.steps) / progress.steps_per_s:.0f} s left"
+    return f" · about {max(0.0, expected - done) / progress.steps_per_s:.0f} s left"
 
 
 def _bar(share: float, color: str) -> str:

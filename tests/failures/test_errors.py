@@ -84,7 +84,8 @@ def different_collectives(_):
 
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
-        stack = RankStack(rank, [Frame("<library>", 1, "all_reduce"), Frame("failures.py", line, "work")], {})
+        library = torch.distributed.distributed_c10d.__file__
+        stack = RankStack(rank, [Frame(library, 1, "all_reduce"), Frame("failures.py", line, "work")], {})
         said._said[rank] = Collectives(rank, calls, (WORLD,))
         return raised(rank, 1 + rank, summary, stack=stack)
 

@@ -125,11 +125,15 @@ def test_a_dump_is_complete_when_the_main_threads_last_frame_is_there(text, comp
 # One rank
 
 
-def standing(source, line, deeper=(), rank=0, note="", outer=()):
+LIBRARY, DISTRIBUTED = f"{SITE}/torch/library.py", f"{SITE}/torch/distributed/distributed_c10d.py"
+AUTOGRAD = f"{SITE}/torch/autograd/graph.py"
+
+
+def standing(source, line, deeper=(), rank=0, note="", outer=(), file=LIBRARY, **facts):
     """A rank at a line of a cell; `deeper` are the library functions called from there, most recent first."""
-    frames = [Frame(f"{SITE}/torch/library.py", 10 + i, function) for i, function in enumerate(deeper)]
+    frames = [Frame(file, 10 + i, function) for i, function in enumerate(deeper)]
     frames += [Frame(CELL, line, "train"), *outer, Frame(f"{SITE}/torch/multiprocessing/spawn.py", 90, "_wrap")]
-    return RankStack(rank, frames, {CELL: Cell("Cell In[3]", source + "\n")}, note)
+    return RankStack(rank, frames, {CELL: Cell("Cell In[3]", source + "\n")}, note, **facts)
 
 
 CALLS = {
@@ -154,25 +158,45 @@ def test_what_is_being_called_is_said_as_the_reader_wrote_it(source, line, deepe
     assert standing(source, line, deeper).call == call
 
 
-@pytest.mark.parametrize(
-    ("call", "deeper", "words"),
-    [
-        ("dist.all_reduce(a)", ["all_reduce"], "waits in all_reduce at Cell In[3], line 1"),
-        ("dist.barrier()", ["barrier"], "waits in barrier at Cell In[3], line 1"),
-        ("dist.all_gather_into_tensor(a, b)", ["all_gather_into_tensor"], "waits in all_gather_into_tensor at Cell"),
-        ("dist.broadcast_object_list(a)", ["broadcast_object_list"], "waits in broadcast_object_list at Cell In[3]"),
-        ("work.wait()", [], "waits in wait at Cell In[3], line 1"),
-        ("loss.backward()", ["backward"], "waits in backward at Cell In[3], line 1"),
-        ("time.sleep(9)", [], "is in time.sleep at Cell In[3], line 1"),
-        ("re.match(a, b)", ["match"], "is in re.match at Cell In[3], line 1"),
-        ("reduced(a)", [], "is in reduced at Cell In[3], line 1"),
-        ("n += 1", [], "is at Cell In[3], line 1"),
-    ],
-)
-def test_a_rank_waits_where_others_must_come_and_else_is_somewhere(call, deeper, words):
-    where = standing(call, 1, deeper)
-    assert where.in_words.startswith(words)
-    assert where.is_blocked == words.startswith("waits")
+GPU, IN_CALL = {"device": "cuda:0"}, {"in_call": True}
+WHETHER_IT_WAITS = [
+    ("dist.all_reduce(a)", "all_reduce", DISTRIBUTED, {}, "waits in all_reduce"),
+    ("dist.barrier()", "barrier", DISTRIBUTED, {}, "waits in barrier"),
+    ("dist.broadcast_object_list(a)", "broadcast_object_list", DISTRIBUTED, {}, "waits in broadcast_object_list"),
+    ("dist.send(a, 1)", "send", DISTRIBUTED, {}, "waits in send"),
+    ("worker.mean(a)", "mean", DISTRIBUTED, {}, "waits in mean"),
+    ("work.wait()", "", "", {}, "waits in wait"),
+    ("group.allreduce([a]); n += 1", "", "", {}, "waits in allreduce"),
+    ("dcp.save(a)", "save", f"{SITE}/torch/distributed/checkpoint/filesystem.py", {}, "is in dcp.save"),
+    ("functools.reduce(add, a)", "", "", {}, "is in functools.reduce"),
+    ("torch.gather(a, 0, b)", "", "", {}, "is in torch.gather"),
+    ("a.scatter(0, b, c)", "", "", {}, "is in a.scatter"),
+    ("sock.send(a)", "", "", {}, "is in sock.send"),
+    ("queue.wait()", "wait", f"{STDLIB}/threading.py", {}, "is in queue.wait"),
+    ("os.wait()", "", "", {}, "is in os.wait"),
+    ("np.broadcast(a, b)", "", "", {}, "is in np.broadcast"),
+    ("loss.item()", "", "", {}, "is in loss.item"),
+    ("loss.item()", "", "", GPU, "waits in item"),
+    ("a.tolist()", "", "", {}, "is in a.tolist"),
+    ("a.to('cpu')", "", "", {}, "is in a.to"),
+    ("model.to(a)", "to", f"{SITE}/torch/nn/modules/module.py", GPU, "is in model.to"),
+    ("torch.cuda.synchronize()", "synchronize", f"{SITE}/torch/cuda/__init__.py", GPU, "waits in torch.cuda.sync"),
+    ("loss.backward()", "backward", AUTOGRAD, {}, "is in loss.backward"),
+    ("loss.backward()", "backward", AUTOGRAD, GPU, "waits in backward"),
+    ("loss.backward()", "backward", AUTOGRAD, IN_CALL, "waits in backward"),  # DDP's
+    ("time.sleep(9)", "", "", IN_CALL, "is in time.sleep"),
+    ("re.match(a, b)", "match", LIBRARY, {}, "is in re.match"),
+    ("reduced(a)", "", "", {}, "is in reduced"),
+    ("n += 1", "", "", {}, "is"),
+]
+
+
+@pytest.mark.parametrize(("call", "function", "file", "facts", "words"), WHETHER_IT_WAITS)
+def test_a_rank_waits_only_in_torchs_own_collectives_or_for_a_gpu_that_it_has(call, function, file, facts, words):
+    where = standing(call, 1, [function] if function else [], file=file, **facts)
+    assert where.in_words.replace("in synchronize", "in torch.cuda.synchronize").startswith(words)
+    assert where.in_words.endswith("at Cell In[3], line 1")
+    assert where.waits_for_ranks == where.is_blocked == words.startswith("waits")
 
 
 def test_the_cells_line_comes_before_that_of_a_file_called_from_it():
@@ -185,7 +209,7 @@ def test_the_cells_line_comes_before_that_of_a_file_called_from_it():
     assert where.place == "Cell In[3], line 2"
     assert where.call == "average"
     assert str(where).splitlines()[:2] == [
-        "rank 1 is in average at Cell In[3], line 2",
+        "rank 1 waits in average at Cell In[3], line 2",
         "  helpers.py, line 12, in average",
     ]
 
@@ -233,7 +257,8 @@ def test_a_rank_that_is_not_in_the_function_says_so(frames, note, words):
 
 def test_in_full_the_readers_lines_come_first_and_then_where_in_the_library():
     source = "def reduce_all(a):\n    dist.all_reduce(a)\n\ndef train(worker):\n    reduce_all(total)"
-    where = standing(source, 2, ["all_reduce", "wrapper"], rank=1, outer=[Frame(CELL, 5, "train")])
+    outer = [Frame(CELL, 5, "train")]
+    where = standing(source, 2, ["all_reduce", "wrapper"], rank=1, outer=outer, file=DISTRIBUTED)
     assert str(where) == textwrap.dedent("""\
         rank 1 waits in all_reduce at Cell In[3], line 2
           Cell In[3], line 2, in train
@@ -241,8 +266,8 @@ def test_in_full_the_readers_lines_come_first_and_then_where_in_the_library():
           Cell In[3], line 5, in train
             reduce_all(total)
           inside that, most recent first:
-            library.py, line 10, in all_reduce
-            library.py, line 11, in wrapper""")
+            distributed_c10d.py, line 10, in all_reduce
+            distributed_c10d.py, line 11, in wrapper""")
 
 
 def test_of_a_deep_library_stack_some_frames_are_shown():
@@ -255,7 +280,11 @@ def test_of_a_deep_library_stack_some_frames_are_shown():
 
 
 def waits(rank, call="all_reduce", line=1):
-    return standing("\n" * (line - 1) + f"dist.{call}(a)", line, [call], rank)
+    return standing("\n" * (line - 1) + f"dist.{call}(a)", line, [call], rank, file=DISTRIBUTED)
+
+
+def goes_backward(rank):
+    return standing("loss.backward()", 1, ["backward"], rank, file=AUTOGRAD)
 
 
 def sleeps(rank):

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets import widget as widget_module
 
-from labkit.launchers.job_events import Notice
+from labkit.launchers.job_events import Notice, Restarted
 from labkit.monitor.output import LINES_KEPT
 from labkit.protocol.events import Exit, Expect, Failure, Output, Result, Started, Stopped
 from labkit.run import Run
@@ -359,6 +359,26 @@ def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
     assert "samples&nbsp;" not in first
     assert "step 20<" in second
     assert "width:" not in second.replace("width:110px", ""), "no bar for a rank that has not said what it expects"
+
+
+def test_after_a_resume_what_is_expected_counts_from_the_first_logged_step():
+    run = started()
+    log(run, 0, range(1000, 1235), loss=[1.0] * 235)
+    run._follower.take(Expect(0, 500))
+    (first, _) = re.findall("<tr>(.*?)</tr>", live.states_html(run))
+    assert "step 1,234 (235 of 500)" in first
+    assert "width:47%" in first
+
+
+def test_of_a_job_that_was_started_again_what_is_expected_counts_from_there():
+    run = started()
+    log(run, 0, range(300), loss=[1.0] * 300)
+    run._follower.take(Restarted(-1, 1))
+    run._follower.take(Expect(0, 500))
+    log(run, 0, range(200, 300), loss=[1.0] * 100)
+    (first, _) = re.findall("<tr>(.*?)</tr>", live.states_html(run))
+    assert "step 299 (100 of 500)" in first
+    assert "width:20%" in first
 
 
 def test_the_title_tells_the_time_that_is_left():
