@@ -37,6 +37,7 @@ A room imports those below it in this list, and never one above:
                  `pages` say what messages mean and what to do, one for each kind: `help("labkit.failures.pages.hang")`
     engines      where ranks come from: `local`, by `spawn` or from `standby`; `in_process`, one rank in the notebook's
                  own process; `arguments` are checked before that
+    steps        one instrument that watches the steps of a training function on its rank
     rank         what a rank's process does: `main` does jobs, `worker` what the reader's function gets, `hooks` what
                  takes part in every job
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` names the page of an
