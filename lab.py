@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+BIN = VENV / "bin"
 PYTHON = os.environ.get("PYTHON") or sys.executable
 """Makes the environment."""
 
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 def jupyter(options: list[str]) -> int:
     """Open JupyterLab on the first notebook, until it is ended."""
-    as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # as in a container
+    as_root = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     page = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
     return call(program("jupyter"), "lab", "--ip=127.0.0.1", "--notebook-dir=notebooks", page, *as_root, *options)
 
@@ -93,7 +93,7 @@ def pytest(options: list[str]) -> int:
 
 def program(name: str) -> str:
     """Return the path of a program of the environment."""
-    return str(BIN / (f"{name}.exe" if os.name == "nt" else name))
+    return str(BIN / name)
 
 
 def call(*command: str) -> int:
@@ -155,8 +155,10 @@ def make_venv() -> None:
 
 def unsupported() -> str:
     """Return why PyTorch, or labkit, cannot be installed with this Python on this machine; "" if they can."""
+    if sys.platform == "win32":
+        return "labkit runs on Linux and macOS. On Windows, use WSL2 (wsl --install), with a clone there"
     if sys.version_info < OLDEST:
-        newer = "py -3.12 lab.py" if os.name == "nt" else "make PYTHON=python3.12, or python3.12 lab.py"
+        newer = "make PYTHON=python3.12, or python3.12 lab.py"
         return f"labkit needs Python 3.11 or newer, this is {platform.python_version()}; try {newer}"
     if "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE")):
         return "PyTorch has no wheels for musl (Alpine Linux): use a system with glibc, the image python:3.12-slim, say"

@@ -42,7 +42,7 @@ A room imports those below it in this list, and never one above:
                  takes part in every job
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` names the page of an
                  error
-    system       the operating system, which no other room asks: `host` is Linux, macOS or Windows
+    system       the operating system, which no other room asks: `host` is Linux or macOS
 
 And beside these: `checkpoint` (save and resume on the ranks, bit for bit), `exporting` (a cell's function as a folder
 that needs no notebook).
@@ -57,6 +57,9 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("labkit runs on Linux and macOS. On Windows, use WSL2: install it and start Jupyter there")
 
 from labkit.protocol.lazy import lazy_names
 from labkit.protocol.versions import VERSION

@@ -157,7 +157,6 @@ def rank_processes() -> list[psutil.Process]:
         try:
             command = " ".join(child.cmdline())
             lasts = "resource_tracker" in command or child.name() in DAEMONS
-            lasts |= bool(SHARED) and command.endswith("guardian.py")  # where such a process minds a session's ranks
             if not lasts and child.status() != psutil.STATUS_ZOMBIE:
                 children.append(child)
         except psutil.NoSuchProcess:
@@ -174,10 +173,6 @@ def _driver_of(session) -> list[int]:
 def listening_ports() -> set[int]:
     """The ports at which this process listens. Asked of its own sockets: psutil reads the tables of all of the
     system's, which takes longer than most tests."""
-    if not os.path.isdir("/dev/fd"):  # Windows
-        return {
-            each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN
-        }
     ports = set()
     for descriptor in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -193,9 +188,7 @@ def listening_ports() -> set[int]:
 def temporary_files() -> set[str]:
     folder = Path(tempfile.gettempdir())
     patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
-    found = {str(path) for pattern in patterns for path in folder.glob(pattern)}
-    # Where what a rank prints lies in a file (Windows): a session's new rank has one, too, for as long as it lives.
-    return {path for path in found if not (SHARED and "labkit-output-" in path)}
+    return {str(path) for pattern in patterns for path in folder.glob(pattern)}
 
 
 @pytest.fixture(autouse=True, scope="module")

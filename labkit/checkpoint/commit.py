@@ -23,9 +23,6 @@ from weakref import WeakSet
 from labkit.checkpoint.files import MANIFEST, UNFINISHED, checksum_of, folders, number, sync_folder
 from labkit.system import host
 
-SCANNED_S = 2.0
-"""How long a new folder is tried to be renamed: Windows refuses while a virus scanner has a file in it open."""
-
 ABANDONED_S = 3600.0
 """What nobody has written to for so long is left behind, where locks do not tell."""
 
@@ -117,21 +114,15 @@ def commit(writing: Writing, manifest: dict[str, Any], keep: int) -> Path:
 def _move_into_place(aside: Path) -> Path:
     """Give a checkpoint its name, with the next number that no other run has taken meanwhile."""
     count = int(aside.name.split(".")[1].rpartition("-")[2])
-    give_up_s = time.monotonic() + SCANNED_S
     while True:
         path = aside.parent / f"checkpoint-{count:06d}"
         try:
             aside.rename(path)
             return path
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if path.exists():
-                count = _next_number(aside.parent)
-            elif time.monotonic() > give_up_s:
-                raise
-            else:
-                time.sleep(0.05)
+            count = _next_number(aside.parent)
 
 
 def _next_number(folder: Path) -> int:

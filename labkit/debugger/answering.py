@@ -38,8 +38,6 @@ def answerer(engine: Engine, live: bool | None, wait: bool) -> tuple[str, str]:
         return "", "the notebook runs headless"
     if sys.stdin is None or not sys.stdin.isatty():
         return "", "there is neither a notebook nor a terminal"
-    if host.lacks_posix:
-        return "", f"the debugger cannot ask at a terminal of {host.name}: {host.lacks_posix}"
     return (WAITER, "") if waits else ("", "nobody waits for the run at the terminal (wait=False)")
 
 

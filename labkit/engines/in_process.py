@@ -31,7 +31,7 @@ from labkit.rank.channels import Channel
 from labkit.rank.hooks import hooks_of
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.script_compat import children
-from labkit.system import host, require_posix
+from labkit.system import host
 
 failure.OWN_FILES.add(__file__)
 
@@ -48,8 +48,7 @@ class Here(Target):
     world_size = 1
 
     def engine(self, name: str, stall_s: float | None) -> InProcessEngine:
-        """Return what carries one run. Raises RuntimeError where the function cannot run; OSError on Windows."""
-        require_posix("labkit.Here()")
+        """Return what carries one run. Raises RuntimeError where the function cannot run."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("labkit.Here() needs the main thread, which can be interrupted; launch from a cell")
         if dist.is_initialized():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import os
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import connection
 
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events, versions
@@ -64,7 +66,7 @@ class Listener:
     def _bring_all(self) -> events.Exit:
         has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S
         while True:
-            ready = host.wait(list(self._sources), 0.0 if has_ended else LOOK_EVERY_S)
+            ready = connection.wait(list(self._sources), 0.0 if has_ended else LOOK_EVERY_S)
             has_ended = has_ended or self._sentinel in ready
             if not has_ended and time.monotonic() >= look_s:
                 look_s = time.monotonic() + LOOK_EVERY_S
@@ -75,7 +77,7 @@ class Listener:
                     self._check_dies(self._channel_end)
             # What a rank had printed when it sent an event comes before it: one read takes all that a pipe holds.
             if self._output in ready or (
-                self._reader in ready and self._output in self._sources and host.has_come(self._output)
+                self._reader in ready and self._output in self._sources and self._output.poll()
             ):
                 # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
                 self._read_output(is_last=has_ended)
@@ -89,16 +91,14 @@ class Listener:
                 return self._end()
 
     def _read_output(self, is_last: bool) -> None:
-        data = b""
-        for size in host.output_blocks(self._output, READ_BYTES):
-            data = host.read_output(self._output, size)
-            if text := self._decoder.decode(data, final=not data):
-                self._put(events.Output(self._rank, text))
+        data = read(self._output)
+        if text := self._decoder.decode(data, final=not data):
+            self._put(events.Output(self._rank, text))
         if not data or is_last:
             self._sources.discard(self._output)
 
     def _read_stacks(self) -> None:
-        if data := host.read_output(self._stacks, READ_BYTES):
+        if data := read(self._stacks):
             self._put(events.Stack(self._rank, data.decode("utf-8", "replace")))
         else:
             self._sources.discard(self._stacks)
@@ -172,6 +172,13 @@ class Listener:
                 "library that makes a daemon of its process). The rank was ended: nothing comes from it any more."
             )
         return what, f"labkit could not speak with rank {self._rank} any longer, and ended it."
+
+
+def read(pipe: connection.Connection) -> bytes:
+    """Return what has come through a pipe that carries plain text; b"" at its end."""
+    with contextlib.suppress(OSError):
+        return os.read(pipe.fileno(), READ_BYTES)
+    return b""
 
 
 def _held(pid: int) -> str:

@@ -56,17 +56,12 @@ class RankProcess:
         self._is_ready, self._ready_lock = False, threading.Lock()
         self.killed_s = float("inf")
         """When it was first killed from here, as `time.monotonic()`."""
-        host.guard(self.pid)
 
     def send_job(self, info: RankInfo, job: Job) -> None:
         """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
 
         First comes what a process needs to report that it cannot read the job; of types that every version reads.
         """
-        # On Windows the inbox stays open if the process dies before it has taken it: sending would block for ever.
-        sources = [self.queue.reader, self.process.sentinel]
-        if host.keeps_ranks_ends and not self.is_ready and sources[0] not in connection.wait(sources):
-            raise BrokenPipeError(f"process {self.pid} has ended before it could take its job")
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         with self._inbox_lock:
@@ -113,9 +108,7 @@ class RankProcess:
         threading.Thread(target=self.send, args=(word,), name="labkit-say", daemon=True).start()
 
     def _has_room(self) -> bool:
-        """Whether a word can be written at once, or nobody is there to read it. False where that cannot be asked."""
-        if not hasattr(select, "poll"):
-            return False
+        """Whether a word can be written at once, or nobody is there to read it."""
         look = select.poll()
         try:
             look.register(self._inbox.fileno(), select.POLLOUT)
@@ -126,15 +119,9 @@ class RankProcess:
     def ask_for_stacks(self) -> bool:
         """Have the process write its main thread's stack to `stacks`; return whether it can.
 
-        `faulthandler` answers the signal below Python, so also while the process sits in native code. Where the system
-        has no such signal, a thread of the process answers.
+        `faulthandler` answers the signal below Python, so also while the process sits in native code.
         """
-        if not self.is_alive:
-            return False
-        if host.stacks_signal is None:
-            self.say("stacks")
-            return True
-        return host.ask_for_stack(self.pid)
+        return self.is_alive and host.ask_for_stack(self.pid)
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
@@ -199,7 +186,6 @@ class RankProcess:
             if self._is_closed:
                 return
             self._is_closed = True
-            host.unguard(self.pid)
             for end in (self._inbox, self.queue, self.output, self.stacks):
                 end.close()
             self.process.close()
@@ -228,9 +214,7 @@ def spawn(count: int, ahead_of_torch: bool = False) -> list[RankProcess]:
 
 def allow_open_files(ranks: int) -> None:
     """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
-    if (now_open := host.open_files()) is None:
-        return  # there is no limit
-    others = now_open + SPARE_OPEN_FILES
+    others = host.open_files() + SPARE_OPEN_FILES
     needed = others + OPEN_FILES * ranks
     limit = host.raise_open_files_limit(needed)
     if limit < needed:
@@ -265,7 +249,7 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
     for _ in range(count):
         (inbox, inbox_writer), (output_reader, output), (stacks_reader, stacks) = (
             [closing.enter_context(contextlib.closing(end)) for end in pair]
-            for pair in (context.Pipe(duplex=False), host.open_output(), context.Pipe(duplex=False))
+            for pair in (context.Pipe(duplex=False), context.Pipe(duplex=False), context.Pipe(duplex=False))
         )
         # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
         queue = closing.enter_context(contextlib.closing(EventQueue()))
@@ -275,12 +259,11 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
 
 
 def _start(ends: list[RankPipes], ahead_of_torch: bool) -> list[Any]:
-    if host.stacks_signal is not None:
-        # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
-        # is still importing does not die of it; `spawned.main` then ignores the signal. multiprocessing's resource
-        # tracker takes the mask away as it starts, so it is to be there before.
-        ensure_running()
-        host.hold_back_signals()
+    # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that is
+    # still importing does not die of it; `spawned.main` then ignores the signal. multiprocessing's resource tracker
+    # takes the mask away as it starts, so it is to be there before.
+    ensure_running()
+    host.hold_back_signals()
     with _nothing_in_place_of_main():
         return _start_ahead_of_torch(ends) if ahead_of_torch else _start_with_torch(ends)
 
@@ -318,7 +301,7 @@ _spawner_lock = threading.Lock()
 # group (a shell's Ctrl-C goes to it too, and the kernel may be its leader or not). So Linux is asked to kill each rank
 # when its parent has gone, PR_SET_PDEATHSIG: but that fires when the *thread* ends that started it, and a run may be
 # launched from a thread that ends before it. Hence one thread which starts every rank and never ends. On other systems
-# a program beside the notebook ends the ranks (`labkit.system.guardian`).
+# a rank ends as its pipe closes.
 
 
 def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None) -> Future[Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-from labkit.system import host
-
 
 def in_words(code: int) -> str:
     """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it".
@@ -15,15 +13,13 @@ def in_words(code: int) -> str:
     """
     if code < 0:
         return _signal_name(-code) or f"signal {-code}"
-    if meant := host.exit_code_in_words(code):
-        return f"exit code {code}: {meant}"
     name = _signal_name(code - 128)
     return f"exit code {code}: {name}, as a shell says it" if name else f"exit code {code}"
 
 
 def is_exit(code: int) -> bool:
     """Return whether a process with this exit code has called `exit`: no signal, and no crash, has ended it."""
-    return code >= 0 and not host.exit_code_in_words(code)
+    return code >= 0
 
 
 def _signal_name(number: int) -> str:

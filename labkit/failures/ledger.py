@@ -16,7 +16,7 @@ from labkit.protocol.events import Log
 from labkit.rank.recorder import Collectives
 
 # The problem: one rank does not come to a collective, and only the ranks that wait for it report anything. gloo over
-# TCP tells them that a peer has gone; its libuv transport (macOS, Windows) and NCCL do not. A time limit is reported by
+# TCP tells them that a peer has gone; its libuv transport (macOS) and NCCL do not. A time limit is reported by
 # the rank that waited. NCCL's watchdog even aborts that rank.
 #
 # What does not work: believing what a transport reports, or waiting for a report.

@@ -19,7 +19,6 @@ from labkit.launchers.run_directory.files import is_missing
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.system import require_posix
 
 LOOK_EVERY_S = 0.05
 """Time between two looks into the directory, unless a look takes long."""
@@ -112,8 +111,7 @@ class Launcher(Target):
     """Where the runs' folders are made."""
 
     def job(self, name: str, stall_s: float | None) -> LauncherJob:
-        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
-        require_posix(f"labkit.{type(self).__name__}")
+        """Return a job for one run or session; it is not started yet."""
         return self.job_in(new_directory(self.folder, name), {"name": name, "stall_s": stall_s})
 
     def job_in(self, directory: RunDirectory, about: dict[str, Any]) -> LauncherJob:

@@ -17,7 +17,6 @@ from labkit.launchers import job_events
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
 from labkit.protocol import events
-from labkit.system import host
 
 SETTLE_S = 1.0
 """How long, after its ranks have ended, what they wrote may take to be seen."""
@@ -244,7 +243,6 @@ class ProcessJob(LauncherJob):
                     env=environment,
                     start_new_session=True,  # the notebook's interrupt is not meant for it
                 )
-            host.guard(self._process.pid, family=True)
 
         # It ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
         in_spawner_thread(start).result()
@@ -274,4 +272,3 @@ class ProcessJob(LauncherJob):
             except subprocess.TimeoutExpired:
                 self.kill()
                 self._process.wait()
-            host.unguard(self._process.pid)

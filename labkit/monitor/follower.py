@@ -36,7 +36,7 @@ POLL_S = 0.05
 POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
 
-CRASHED = re.compile("Fatal Python error: |Windows fatal exception: ")
+CRASHED = re.compile("Fatal Python error: ")
 """What stands before a crash's stack in the output."""
 
 logger = logging.getLogger("labkit")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_FOLDERS |= {*site.getsitepackages(), site.getusersitepackages()} - {sys.prefix}  # which Windows has among them
+_FOLDERS |= {*site.getsitepackages(), site.getusersitepackages()} - {sys.prefix}
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 """Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
 

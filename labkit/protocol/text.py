@@ -10,10 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-"""What a curve is drawn with in a line of text …"""
-
-IN_ASCII = str.maketrans(BLOCKS, "_.-~=+*#")
-"""… and where these cannot be written."""
+"""What a curve is drawn with in a line of text."""
 
 
 def printable(text: str) -> str:
@@ -26,18 +23,6 @@ def printable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         return text.encode(errors="backslashreplace").decode()
-    return text
-
-
-def writable(text: str, encoding: str) -> str:
-    r"""Return text that a stream with this encoding can carry: curves in ASCII, and `\u2192` for what else it has not.
-
-    Windows gives a script whose output goes to a file, or to an old console, one with 256 characters.
-    """
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
 
 
@@ -66,4 +51,5 @@ def known(what: str, name: str, all_of: Mapping[str, T]) -> T:
 
 def print_text(text: str, flush: bool = True) -> None:
     """Print text, whatever characters stdout can carry."""
-    print(writable(text, getattr(sys.stdout, "encoding", None) or "utf-8"), flush=flush)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=flush)

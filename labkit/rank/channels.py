@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.protocol import events
 from labkit.protocol.framing import MARK, framed, unframed
 from labkit.protocol.job import RankHook
-from labkit.system import host
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -32,9 +31,6 @@ READ_BYTES = 1 << 20
 
 REST_S = 0.05
 """How long the rest of a message is waited for before a reader looks elsewhere."""
-
-HAS_POLL = hasattr(select, "poll")
-"""Windows has not; a pipe there brings messages whole."""
 
 
 class Garbled(Exception):  # noqa: N818 - says what came
@@ -161,9 +157,6 @@ class EventQueue:
 
         Raises OSError when nobody reads any longer.
         """
-        if not HAS_POLL:
-            with self._lock:
-                return send(self._writer, event)
         parts = pack(event)
         with self._lock:
             self._unsent += map(memoryview, parts)
@@ -174,7 +167,6 @@ class EventQueue:
                 if not self._unsent[0]:
                     del self._unsent[0]
             self._held.clear()
-        return None
 
     def receive(self) -> list[Any]:
         """Return the events that have come. Waits a moment for the rest of one, so that it comes without a detour.
@@ -182,8 +174,6 @@ class EventQueue:
         Raises EOFError when no more can come, and Garbled for what is no event; where that came with events, `check`
         does.
         """
-        if not HAS_POLL:
-            return [receive(self.reader)] if host.has_come(self.reader) else []
         look = select.poll()
         look.register(self.reader.fileno(), select.POLLIN)
         found: list[Any] = []

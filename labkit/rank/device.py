@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from labkit.protocol.pages import help_hint, reader_stacklevel
 from labkit.rank.local_rendezvous import exchange
-from labkit.system import driver, host
+from labkit.system import driver
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
@@ -183,7 +183,7 @@ def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         if torch.cuda.device_count() and not torch.cuda.is_initialized():
             # So that code which looks for a GPU itself finds none, and does not put all ranks on the first.
-            os.environ["CUDA_VISIBLE_DEVICES"] = host.hidden_gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return Settled(torch.device("cpu"), backend, "cpu", _too_few(few, info) if few else "")
     device = torch.device("cuda", info.local_rank % count)
     if is_nccl(backend):

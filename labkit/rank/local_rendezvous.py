@@ -51,8 +51,7 @@ class LocalRendezvous:
         with contextlib.ExitStack() as if_it_fails:  # no more open files, say
             if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
             marker = locked_marker(self.folder)
-            if marker is not None:
-                if_it_fails.callback(os.close, marker)
+            if_it_fails.callback(os.close, marker)
             # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
             # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR. Outside Linux that does not help, so the
             # port is let go of at once; most likely it stays free.
@@ -67,13 +66,12 @@ class LocalRendezvous:
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
 
-def _close(pid: int, folder: Path, marker: int | None, reserved: socket.socket) -> None:
+def _close(pid: int, folder: Path, marker: int, reserved: socket.socket) -> None:
     if os.getpid() != pid:  # a fork of the process that made it, at its end
         return
     shutil.rmtree(folder, ignore_errors=True)
     reserved.close()
-    if marker is not None:
-        os.close(marker)
+    os.close(marker)
 
 
 # A script's own way there
@@ -145,7 +143,7 @@ class LocalFileStore(dist.Store):
         self._path, self._folder = path, os.path.dirname(path)
         if not os.path.isdir(self._folder):
             raise self._gone()
-        self.in_native_code = dist.FileStore(host.native_path(path), -1)
+        self.in_native_code = dist.FileStore(path, -1)
         """The same store without Python; it waits in steps of 10 ms."""
         _kept[:] = [*(store for store in _kept if os.path.exists(store._path)), self]
         for store in (self, self.in_native_code):

@@ -51,10 +51,8 @@ def remove_of(pid: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def locked_marker(folder: Path) -> int | None:
+def locked_marker(folder: Path) -> int:
     """Make the marker in a new folder, locked from the moment on at which it has its name."""
-    if not host.has_locks:
-        return None
     new = folder / f"{MARKER}.new"
     marker = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     host.lock(marker, wait=True)
@@ -70,17 +68,13 @@ def remove_left_behind_once() -> None:
 
 def remove_left_behind(where: Path) -> None:
     """Remove the folders of this user whose processes are gone."""
-    if not host.has_locks:
-        return
     for folder in where.glob(f"{PREFIX}*"):
         if not is_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether the process that made a folder lives; so it counts where this cannot be told."""
-    if not host.has_locks:
-        return True
+    """Return whether the process that made a folder lives."""
     try:
         check_rendezvous(folder)
         marker = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW)
@@ -107,8 +101,6 @@ def check_mine(path: Path, status: os.stat_result, others: int = OTHERS_WRITE) -
         status: its own, of the open file for example; of a link, the link's.
         others: permission bits that the group and others may not have.
     """
-    if not hasattr(os, "getuid"):
-        return
     if status.st_uid != os.getuid():
         raise ValueError(
             f"{path} belongs to another user; what lies there would be run as code: not read. Its owner is user "

@@ -25,7 +25,6 @@ from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
 from labkit.system import host
-from labkit.system.base import main_stack
 
 RENDEZVOUS = timedelta(seconds=300)
 """How long ranks of several machines wait for each other."""
@@ -98,10 +97,7 @@ class Inbox:
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")
         elif self._channel is not None:
-            if word == "stacks":  # by which a signal asks, where the system has it
-                self._channel.send(events.Stack(self._channel.rank, main_stack()))
-            else:
-                self._channel.receive(word)
+            self._channel.receive(word)
 
     def _report(self, error: BaseException) -> None:
         """Say that what the notebook has sent cannot be read, a job most likely."""

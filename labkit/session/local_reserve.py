@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.engines import standby
+from labkit.engines.listener import read
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
@@ -282,5 +283,5 @@ def _forget_output(process: RankProcess) -> None:
     """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
     for end in (process.output, process.stacks):
         with contextlib.suppress(OSError):
-            while host.has_come(end) and host.read_output(end, 1 << 16):
+            while end.poll() and read(end):
                 pass

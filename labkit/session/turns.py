@@ -11,7 +11,7 @@ from labkit.engines.base import Engine
 from labkit.protocol.pages import help_hint
 
 SLICE_S = 0.1
-"""How long one wait lasts: on Windows the interrupt comes through only between two."""
+"""How long one wait lasts."""
 
 
 class Turn(NamedTuple):

@@ -1,13 +1,13 @@
 """The one room that knows the operating system: `host` is the system that this process runs on, chosen once.
 
 Only this room reads `sys.platform`, `os.name` and `/proc`, calls the C library, and names signals other than SIGINT and
-SIGTERM. `base.System` lists what the others may ask of it; `linux`, `macos` and `windows` say how it is done there, and
-what is missing (`host.missing`, a sentence for each primitive, empty where it works):
+SIGTERM. `base.System` lists what the others may ask of it; `linux` and `macos` say how it is done there, and what is
+missing (`host.missing`, a sentence for each primitive, empty where it works):
 
-ends with its notebook   `die_with_parent`, `guard`, `adopt_orphans`, `children`
+ends with its notebook   `die_with_parent`, `adopt_orphans`, `children`
 a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`, `write_stack_at_end`
-a rank's output          `open_output`, `redirect_output`, `wait`, `has_come`, `output_blocks`, `read_output`
-the store                `native_path`, `lends_bound_ports`; `rank_environment`, so that scripts open one there
+a rank's output          `redirect_output`
+the store                `lends_bound_ports`; `rank_environment`, so that scripts open one there
 a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)
 memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`
 threads at work          `processor_use`, `wanted_s`, `others_at_work`
@@ -25,21 +25,13 @@ from labkit.system.base import PRIMITIVES as PRIMITIVES
 from labkit.system.base import Primitive as Primitive
 from labkit.system.base import System as System
 
-if sys.platform == "win32":
-    from labkit.system.windows import Windows as Here
-elif sys.platform == "linux":
+if sys.platform == "linux":
     from labkit.system.linux import Linux as Here
 else:
     from labkit.system.macos import MacOS as Here  # and what else has POSIX calls
 
 host: System = Here()
 """The system that this process runs on."""
-
-
-def require_posix(what: str) -> None:
-    """Raise OSError, before anything starts, if something cannot be used here because it needs POSIX calls."""
-    if host.lacks_posix:
-        raise OSError(f"{what} cannot be used on {host.name}: {host.lacks_posix}")
 
 
 def threads(world_size: int) -> int:

@@ -8,9 +8,7 @@ import platform
 import signal
 import socket
 import sys
-import threading
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 Primitive = Literal[
@@ -33,8 +31,6 @@ class System:
     name: ClassVar[str] = "this system"
     missing: ClassVar[Mapping[Primitive, str]] = dict.fromkeys(PRIMITIVES, "")
     """By primitive, what a reader does without here, in a sentence; empty where it works."""
-    lacks_posix: ClassVar[str] = ""
-    """What to do about what needs POSIX calls: clusters, forks, folders that are one user's; empty where they are."""
 
     # Ends with its notebook
 
@@ -51,21 +47,6 @@ class System:
 
     def die_with_parent(self) -> None:
         """Have this process killed when the one has gone that started it, if the system can do so."""
-
-    def guard(self, pid: int, family: bool = False) -> None:
-        """Have a process that this one has started killed when this one has gone; with `family`, what it started, too.
-
-        See `labkit.system.guardian`.
-        """
-        from labkit.system import guardian
-
-        guardian.guard(pid, family)
-
-    def unguard(self, pid: int) -> None:
-        """Forget a process that has ended: its number may be another's soon."""
-        from labkit.system import guardian
-
-        guardian.unguard(pid)
 
     def adopt_orphans(self) -> None:
         """Become the parent of those whose own parents end: `sh -c "program &"` leaves such."""
@@ -117,8 +98,8 @@ class System:
 
     # A rank's stack
 
-    stacks_signal: ClassVar[int | None] = None
-    """Makes a rank write its main thread's stack, below Python; None where the rank's inbox thread is asked instead."""
+    stacks_signal: ClassVar[int] = signal.SIGUSR2
+    """Makes a rank write its main thread's stack, below Python."""
 
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
@@ -141,23 +122,7 @@ class System:
     lends_bound_ports: ClassVar[bool] = False
     """Whether another socket can listen on a port to which this process keeps an idle one bound."""
 
-    def native_path(self, path: str) -> Any:
-        """Return a path as PyTorch's C++ opens it. Raises OSError if it cannot."""
-        return path
-
-    # A rank's channels
-
-    keeps_ranks_ends: ClassVar[bool] = False
-    """Whether the notebook's process keeps the rank's ends of its pipes open until the rank takes them, after importing
-    torch. A rank that dies earlier closes none of them."""
-
     # A rank's output
-
-    def open_output(self) -> tuple[Any, Any]:
-        """Return the notebook's end and a rank's end of what carries the rank's output, native code's too."""
-        from multiprocessing import get_context
-
-        return get_context("spawn").Pipe(duplex=False)
 
     def redirect_output(self, output: Any) -> None:
         """Make the rank's end this process's stdout and stderr, for Python and for native code, and close it."""
@@ -166,26 +131,6 @@ class System:
             # Anew: the old one may believe that it writes to a file.
             setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
         output.close()
-
-    def wait(self, sources: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Wait until some of these pipes, sentinels and ends of `open_output` can be read; return those."""
-        from multiprocessing.connection import wait
-
-        return wait(sources, timeout_s)
-
-    def has_come(self, source: Any) -> bool:
-        """Whether a pipe can be read at once. Its end can, too: reading then raises EOFError, or gives b""."""
-        return bool(source.poll())
-
-    def output_blocks(self, source: Any, size: int) -> Sequence[int]:
-        """Return in which blocks of at most that size to read what has come: one is all that a pipe holds."""
-        return (size,)
-
-    def read_output(self, source: Any, size: int) -> bytes:
-        """Return bytes that have come, `size` at most; b"" at the end of a pipe."""
-        with contextlib.suppress(OSError):
-            return os.read(source.fileno(), size)
-        return b""
 
     # Memory now and peak
 
@@ -255,9 +200,6 @@ class System:
 
     # A rank's environment
 
-    hidden_gpus: ClassVar[str] = ""
-    """The value of CUDA_VISIBLE_DEVICES that hides every GPU."""
-
     start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}
     """Variables that libraries read when they are loaded, set where the reader has not set them.
 
@@ -294,9 +236,9 @@ class System:
         """
         return needed
 
-    def open_files(self) -> int | None:
-        """Return how many files this process has open; None where there is no limit to them."""
-        return None
+    def open_files(self) -> int:
+        """Return how many files this process has open."""
+        return 0
 
     def umask(self) -> int:
         """Return the mask of the modes of new files."""
@@ -306,8 +248,6 @@ class System:
 
     # Files and sockets
 
-    has_locks: ClassVar[bool] = False
-    """Whether `lock` does anything."""
     has_nameless_sockets: ClassVar[bool] = False
     """Whether a socket between processes need not be a file."""
     opens_others_descriptors: ClassVar[bool] = False
@@ -358,17 +298,3 @@ class System:
     def hidden_input(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the terminal does not show what is typed."""
         return contextlib.nullcontext()
-
-    def exit_code_in_words(self, code: int) -> str:
-        """Return what the system means by a positive exit code; "" if it is the program's own."""
-        return ""
-
-
-def main_stack() -> str:
-    """Return the main thread's stack as faulthandler writes it; for a thread that is asked, where no signal can be."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines = [
-        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}\n'
-        for each, line in traceback.walk_stack(frame)
-    ]
-    return "Stack (most recent call first):\n" + "".join(lines)

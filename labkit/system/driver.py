@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-import sys
 
 
 def ask() -> dict[str, object]:
     """Return the driver's version, and how many devices it finds."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return {"error": f"the driver's library is missing ({error})"}
     version, count = ctypes.c_int(0), ctypes.c_int(0)

@@ -44,12 +44,6 @@ class Linux(Posix):
         """Have the system kill this process when the *thread* has gone that started it."""
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def guard(self, pid: int, family: bool = False) -> None:
-        """Do nothing: the process has called `die_with_parent`."""
-
-    def unguard(self, pid: int) -> None:
-        """Do nothing."""
-
     def adopt_orphans(self) -> None:
         """Become the parent of those whose own parents end."""
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -26,8 +26,6 @@ class Posix(System):
     }
     continue_signal: ClassVar[int] = signal.SIGCONT
     aborted_codes: ClassVar[frozenset[int]] = frozenset({-signal.SIGABRT, 128 + signal.SIGABRT})
-    stacks_signal: ClassVar[int | None] = signal.SIGUSR2
-    has_locks: ClassVar[bool] = True
 
     def session(self, pid: int) -> int:
         """Return the session that a process belongs to. Raises OSError if it has ended."""
@@ -106,7 +104,7 @@ class Posix(System):
             return soft
         return allowed
 
-    def open_files(self) -> int | None:
+    def open_files(self) -> int:
         """Return how many files this process has open."""
         import psutil
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.exercises import tally as tally
     from course.exercises.checking import check as check
     from course.exercises.predicting import predict as predict
-    from course.needs import needs_posix as needs_posix
     from course.overview import progress as progress
     from course.overview import script as script
     from course.overview import strip as strip
@@ -50,7 +49,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
 
 _HOMES = {
     "check": "exercises.checking",
-    "needs_posix": "needs",
     "predict": "exercises.predicting",
     "progress": "overview",
     "script": "overview",

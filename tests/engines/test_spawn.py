@@ -24,12 +24,10 @@ from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
-from labkit.protocol.job import RankInfo
 from labkit.rank import process_group, reserved_group
 from labkit.rank.channels import EventQueue, receive
 from labkit.rank.device import Settled
 from labkit.run import Run
-from labkit.system import host
 from tests.conftest import LONG_S, wait_until
 from tests.support.fake_engine import A_JOB as A_SMALL_JOB
 
@@ -227,20 +225,6 @@ def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(hel
     assert said.startswith(
         f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it (state "
     )
-
-
-@pytest.mark.spawns
-def test_a_job_is_not_sent_to_a_process_that_has_ended_before_it_took_its_ends(monkeypatch):
-    """Windows keeps those open in the notebook's process until then: who writes into them would wait for ever."""
-    monkeypatch.setattr(type(host), "keeps_ranks_ends", True)
-    monkeypatch.setattr(EventQueue, "close_writer", lambda _: None)  # else its end is heard of here, now and then first
-    (process,) = spawn(1)
-    try:
-        process.process.kill()
-        with pytest.raises(BrokenPipeError, match=f"process {process.pid} has ended"):
-            process.send_job(RankInfo(0, 0, 1, 1), A_SMALL_JOB)
-    finally:
-        process.close()
 
 
 def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):

@@ -14,7 +14,6 @@ import torch
 
 import labkit
 from labkit.engines import standby
-from labkit.system import host
 from tests.conftest import LONG_S, lives, wait_until
 from tests.support import workloads
 
@@ -197,7 +196,6 @@ def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
 
 
 @pytest.mark.cold
-@pytest.mark.skipif(bool(host.lacks_posix), reason=host.lacks_posix or "the interrupt can be held back")
 def test_the_notebooks_interrupt_ends_none(machine):
     ready = stand_by(2)
     for pid in ready:

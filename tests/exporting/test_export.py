@@ -452,7 +452,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     folders = {
         "protocol": "definitions events former_names framing job lazy modules unpicklable pages pickling redaction "
         "reducing storages text versions",
-        "system": "base driver guardian linux macos out_of_memory posix windows",
+        "system": "base driver linux macos out_of_memory posix",
         "rank": "capture_locals carried_modules channels current descendants describe device die_with_parent failure "
         "hints hooks local_rendezvous log_batcher main notebook_main private_folder process_group recorder "
         "report_collectives settings signals stop_agreement waiting worker",

@@ -79,7 +79,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, where, 
             # A mismatch aborts every rank in C++, also between two batches of log calls.
             assert len(steps) == 5 or row == "other collective", f"of rank {other}"
     if on and row not in KILLS:
-        # The others', who take no notice; gloo's transport of macOS and Windows gives them none.
+        # The others', who take no notice; gloo's transport of macOS gives them none.
         ended = ROWS[row].others not in (None, failures.returns_early) or host.name != "Linux"
         kept = [rank] if ended else range(world_size)
         assert [on.pids[r] for r in kept] == [pids[r] for r in kept], "who fails by an exception keeps its process"
@@ -109,7 +109,6 @@ def dies(worker, how, counts, **kills):
 
 
 @pytest.mark.spawns
-@pytest.mark.skipif(bool(host.lacks_posix), reason=host.lacks_posix or "it has signals")
 def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(dies, "SIGKILL", counts, cgroup=1, host=1, world_size=2, live=False)

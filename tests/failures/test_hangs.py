@@ -42,12 +42,6 @@ ASTRAY = {
 }
 
 
-def skip_if_it_cannot_answer(how):
-    """Skip what asks a rank for its stack that holds Python's lock, where a thread of the rank would have to answer."""
-    if how == "holds the lock" and (why := host.missing["a rank's stack"]):
-        pytest.skip(why)
-
-
 def missed(how):
     """What the report says of the collective that rank 1 has missed, as a regular expression."""
     if not is_recorded():
@@ -87,7 +81,6 @@ def stacks_when(run, words):
 
 @pytest.mark.parametrize("how", few(ASTRAY, lambda how: how in ("sleeps", "holds the lock", "is suspended")))
 def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
-    skip_if_it_cannot_answer(how)
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.go_astray, how, world_size=3, stall_s=1.5, live=False)
     error = failure.value
@@ -129,7 +122,6 @@ def test_a_run_that_logs_now_and_then_is_not_ended():
 
 @pytest.mark.parametrize("how", few(["holds the lock", "sleeps"], 2))
 def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
-    skip_if_it_cannot_answer(how)
     run = launched(workloads.go_astray, how, world_size=3)
     stacks = stacks_when(run, f"rank 1 {ASTRAY[how]}; {OTHERS}")
     assert stacks.outliers == [1]

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import types
 
@@ -28,7 +27,7 @@ from course.exercises.checking import try_answer
 from course.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_steps, lanes
 from course.exercises.traffic import Endless, Event, time_limit, waited_for_core_s
 from labkit.ui import kernel
-from tests.conftest import LONG_S, shared_session
+from tests.conftest import shared_session
 from tests.support.hangs import is_recorded
 from tests.support.mutants import mutants
 from tests.support.tiers import few
@@ -246,22 +245,6 @@ def test_a_slow_answer_has_its_time_on_a_busy_machine():
             other.kill()
             other.communicate()
     assert took_s > 0.5, "longer than the limit"
-
-
-def test_without_alarms_an_endless_answer_ends_too_and_an_interrupt_is_one(monkeypatch):
-    """As on Windows. There a sleep ends, too; here only the main thread's own signals end one."""
-    monkeypatch.delattr(signal, "setitimer")
-    before = signal.getsignal(signal.SIGINT)
-    with time_limit(limit_s=9, computing_s=9):
-        compute(0.01)
-    with pytest.raises(Endless, match=r"0\.05 s of computing"), time_limit(limit_s=9, computing_s=0.05):
-        compute(LONG_S)
-    with pytest.raises(Endless, match=r"has not ended after 0\.1 s"), time_limit(limit_s=0.1, computing_s=9):
-        sleep_for_ever()
-    with pytest.raises(KeyboardInterrupt), time_limit(limit_s=LONG_S, computing_s=LONG_S):
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert not [each for each in threading.enumerate() if each.name == "time limit"]
 
 
 def sleep_for_ever():

@@ -139,7 +139,6 @@ def leave_processes(worker, then):
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("then", ["returns", "dies"])
-@pytest.mark.skipif(os.name != "posix", reason="is about what POSIX's processes inherit")
 def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(then):
     """Lightning #6106: a tracker's process that has the rank's pipes keeps the launcher waiting for ever."""
     run = labkit.launch(leave_processes, then, wait=False, live=False)

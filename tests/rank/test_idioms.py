@@ -7,7 +7,6 @@ import getpass
 import io
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -447,7 +446,6 @@ print("\\xe9", flush=True)
 
 
 @pytest.mark.spawns
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="for where a launcher starts ranks")
 def test_a_launchers_rank_writes_utf_8_whatever_the_locale():
     environment = {**os.environ, "SLURM_PROCID": "0", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(

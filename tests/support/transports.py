@@ -1,6 +1,6 @@
 """What carries the messages, for tests: gloo over TCP, and stand-ins for transports that tell nobody of an end.
 
-With gloo's libuv transport (macOS, Windows) and with NCCL a rank does not notice that another has gone. Over TCP it
+With gloo's libuv transport (macOS) and with NCCL a rank does not notice that another has gone. Over TCP it
 does, because the system closes the other's sockets. So here the process of the tests holds a copy of each: a socket is
 closed when its last copy is, and nobody notices anything. No compiler is needed, and nothing of PyTorch is replaced.
 """

@@ -11,7 +11,6 @@ import pytest
 
 from labkit.rank import main as rank_main
 from labkit.system.macos import MacOS
-from labkit.system.windows import Windows
 
 
 def refused(process):
@@ -29,7 +28,6 @@ def test_the_memory_of_another_process_is_what_is_resident_and_of_none_is_nothin
 
 
 @pytest.mark.spawns
-@pytest.mark.skipif(os.name != "posix", reason="Windows has no such calls")
 def test_a_killed_child_is_waited_for_also_where_python_has_no_waitid(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     child.kill()
@@ -38,18 +36,16 @@ def test_a_killed_child_is_waited_for_also_where_python_has_no_waitid(monkeypatc
     assert child.wait() == -9, "its exit code is left to others"
 
 
-@pytest.mark.parametrize("system", [MacOS, Windows])
-def test_threads_of_llvms_openmp_do_not_spin_unless_the_reader_wants_it(system, monkeypatch):
+def test_threads_of_llvms_openmp_do_not_spin_unless_the_reader_wants_it(monkeypatch):
     monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
-    system().set_start_environment()
+    MacOS().set_start_environment()
     assert os.environ["KMP_BLOCKTIME"] == "0"
     monkeypatch.setenv("KMP_BLOCKTIME", "200")
-    system().set_start_environment()
+    MacOS().set_start_environment()
     assert os.environ["KMP_BLOCKTIME"] == "200"
 
 
 def test_a_rank_has_what_its_libraries_are_to_find(monkeypatch):
-    """On a Mac they are not to choose its GPU; on Windows a script's store is one that the wheel has."""
+    """On a Mac they are not to choose its GPU."""
     assert MacOS.rank_environment == {"ACCELERATE_USE_CPU": "true"}
-    assert Windows.rank_environment == {"USE_LIBUV": "0"}
     assert "rank_environment" in rank_main.set_up.__code__.co_names

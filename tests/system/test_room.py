@@ -1,13 +1,13 @@
-"""The one room that knows the operating system: nothing goes around it, and its three systems are complete."""
+"""The one room that knows the operating system: nothing goes around it, and its two systems are complete."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 import labkit
 from labkit import system
@@ -15,13 +15,11 @@ from labkit.system.base import PRIMITIVES, System
 from labkit.system.linux import Linux
 from labkit.system.macos import MacOS
 from labkit.system.posix import Posix
-from labkit.system.windows import Windows
-from tests.support.repository import ROOT
 
 PACKAGE = Path(labkit.__file__).parent
-SYSTEMS = (Linux, MacOS, Windows)
+SYSTEMS = (Linux, MacOS)
 
-MODULES_OF_THE_SYSTEM = {"fcntl", "resource", "termios", "pwd", "grp", "msvcrt", "winreg", "platform", "ctypes"}
+MODULES_OF_THE_SYSTEM = {"fcntl", "resource", "termios", "pwd", "grp", "platform", "ctypes"}
 
 ALLOWED = {
     "protocol/storages.py: import ctypes": "to look at a tensor's memory, by whatever system it was given",
@@ -45,11 +43,11 @@ def goes_around(path):
     }
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name(id="sys"), attr="platform" | "getwindowsversion"):
+            case ast.Attribute(value=ast.Name(id="sys"), attr="platform"):
                 yield "sys.platform"
             case ast.Attribute(value=ast.Name(id="os"), attr="name" | "uname" | "waitid"):
                 yield f"os.{node.attr}"
-            case ast.Attribute(value=ast.Name(id="signal"), attr=attr) if re.match(r"(SIG|CTRL_)", attr):
+            case ast.Attribute(value=ast.Name(id="signal"), attr=attr) if re.match("SIG", attr):
                 if attr not in SIGNALS:
                     yield f"signal.{attr}"
             case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[ast.Name(id="signal" | "os"), name, *_]):
@@ -84,53 +82,18 @@ def test_only_this_room_asks_the_operating_system():
     assert set(ALLOWED) <= set(found), "what is allowed is also done"
 
 
-def text_files_without_encoding(path):
-    """Return the lines at which a text file is opened in whatever encoding the system has."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
-            continue
-        called = ast.unparse(node.func)
-        name = called.rpartition(".")[2]
-        if name in ("read_text", "write_text"):
-            if len(node.args) < 1 + (name == "write_text"):
-                yield node.lineno
-        elif called in ("open", "os.fdopen", "io.open"):
-            mode = next((k.value for k in node.keywords if k.arg == "mode"), node.args[1] if node.args[1:] else None)
-            if "b" not in ast.unparse(mode or ast.Constant("r")) and len(node.args) < 4:
-                yield node.lineno
-
-
-SHOWN_TO_READERS = {"pitfalls", "task_for_ranks.py"}
-"""Code that stands in a lesson's cell, or is what a learner types; its files hold ASCII."""
-
-
-@pytest.mark.parametrize("folder", [PACKAGE, ROOT / "notebooks" / "course"], ids=lambda folder: folder.name)
-def test_every_text_file_is_opened_with_its_encoding(folder):
-    """On Windows the default is that of its code page, in which labkit's own messages cannot be written."""
-    found = {
-        f"{path.relative_to(folder)}:{line}"
-        for path in folder.rglob("*.py")
-        if not SHOWN_TO_READERS & {path.name, *(parent.name for parent in path.parents)}
-        for line in text_files_without_encoding(path)
-    }
-    assert found == set()
-
-
 def test_every_primitive_says_what_is_missing_in_a_sentence_or_works():
     for each in SYSTEMS:
         assert tuple(each.missing) == PRIMITIVES, each.name
         assert all(not text or each.name in text for text in each.missing.values()), each.name
     assert not any(Linux.missing.values())
-    assert not Linux.lacks_posix
-    assert not MacOS.lacks_posix
-    assert "WSL2" in Windows.lacks_posix
 
 
 def test_the_primitives_are_those_that_the_room_describes():
     described = re.findall(r"^([a-z' ]+?)   +\S", system.__doc__, re.MULTILINE)
     assert tuple(described) == PRIMITIVES
     for name in re.findall(r"`(\w+)`", system.__doc__):
-        assert hasattr(System, name) or name in ("host", "linux", "macos", "windows"), name
+        assert hasattr(System, name) or name in ("host", "linux", "macos"), name
 
 
 def test_a_system_adds_nothing_that_the_others_are_not_asked_for():
@@ -145,3 +108,9 @@ def test_a_system_adds_nothing_that_the_others_are_not_asked_for():
 
 def test_this_process_is_on_one_of_them():
     assert isinstance(system.host, SYSTEMS)
+
+
+def test_on_windows_an_import_says_what_to_use():
+    code = "import sys; sys.platform = 'win32'; import labkit"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: labkit runs on Linux and macOS. On Windows, use WSL2")

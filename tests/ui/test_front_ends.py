@@ -322,7 +322,6 @@ class Terminal:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("program", few(["IPython", "Python"], 2))
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX's kind")
 def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_path):
     options = (
         ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"] if program == "IPython" else ["-q"]

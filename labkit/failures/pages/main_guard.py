@@ -1,6 +1,6 @@
 """A child process ran the script again, because it has no `if __name__ == "__main__":`.
 
-A process that is started by `spawn` (always on macOS and Windows, with CUDA also on Linux) imports
+A process that is started by `spawn` (always on macOS, with CUDA also on Linux) imports
 the script from which it comes. Without the guard that import starts the whole program once more, and
 Python stops it: "An attempt has been made to start a new process before the current process has
 finished its bootstrapping phase. This probably means that you are not using fork to start your child

@@ -3,7 +3,7 @@
 A collective (`all_reduce`, `barrier`, the `backward` of a DDP model) ends only when every rank of
 the group has called it. The rank that returned, or left its group by `destroy_process_group`, will
 never call it, so the others can only fail. Not every transport tells them: NCCL and the one on macOS
-and Windows do not. labkit ends such a run by itself, once it has seen that the others wait. It does
+does not. labkit ends such a run by itself, once it has seen that the others wait. It does
 not end a `%%ranks` cell, whose ranks hold your variables: it prints the message, and you interrupt.
 
 ## An example

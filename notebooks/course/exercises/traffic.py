@@ -321,7 +321,7 @@ def time_limit(limit_s: float, computing_s: float) -> Iterator[None]:
             raise Endless(f"has not ended after {limit_s:.2g} s")
 
     # It rings on, where a `__del__` has swallowed an `Endless`.
-    with (_alarms if hasattr(signal, "setitimer") else _interrupts)(ring, min(limit_s, computing_s) / 4):
+    with _alarms(ring, min(limit_s, computing_s) / 4):
         yield
 
 
@@ -335,32 +335,3 @@ def _alarms(ring: Callable[..., None], tick_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def _interrupts(ring: Callable[..., None], tick_s: float) -> Iterator[None]:
-    """Do the same without alarms, on Windows: a thread raises interrupts, which there wake this one from a sleep."""
-    is_due, has_ended = threading.Event(), threading.Event()
-
-    def handle(number: int, frame: Any) -> None:
-        if is_due.is_set():
-            is_due.clear()
-            if not has_ended.is_set():
-                ring()
-        elif callable(before):  # somebody else's interrupt
-            before(number, frame)
-
-    def tick() -> None:
-        while not has_ended.wait(tick_s):
-            is_due.set()
-            signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, handle)
-    thread = threading.Thread(target=tick, name="time limit", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()
-        signal.signal(signal.SIGINT, before)  # which first handles one that has come

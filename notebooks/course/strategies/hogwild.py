@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course.strategies.base import DataParallelStrategy
-from labkit.system import require_posix
 
 LESSON = "02"
 
@@ -60,11 +59,7 @@ class Hogwild(DataParallelStrategy):
 
 
 def shared_tensor(numel: int, dtype: torch.dtype) -> Tensor:
-    """Return zeros, (numel,), in memory that all ranks of this machine share. Called on all ranks at once.
-
-    Raises OSError on Windows, where a file cannot be removed while somebody has its memory.
-    """
-    require_posix("memory that all ranks share, as Hogwild's,")
+    """Return zeros, (numel,), in memory that all ranks of this machine share. Called on all ranks at once."""
     box: list[str | None] = [None]
     if dist.get_rank() == 0:
         descriptor, path = tempfile.mkstemp(prefix="labkit-")
