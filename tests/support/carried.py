@@ -57,79 +57,6 @@ def main(worker):
         after="""print(isinstance(torch.load("net.pt", weights_only=False), Net))""",
     ),
     Twin(
-        "loads a file with a class that it does not mention",
-        """
-import pickle
-from dataclasses import dataclass
-
-WIDTH = 3
-
-
-@dataclass
-class Base:
-    rows: int
-
-
-class Config(Base):
-    def size(self):
-        return self.rows * WIDTH
-
-
-def main(worker):
-    with open("config.pkl", "rb") as file:
-        return pickle.load(file).size()
-""",
-        files={"config.pkl": "c__main__\nConfig\n(I5\ntR."},
-    ),
-    Twin(
-        "looks up names that only annotations mention",
-        """
-import dataclasses
-import typing
-from enum import Enum
-from typing import Optional
-
-
-class Optimizer(Enum):
-    SGD = "sgd"
-
-
-@dataclasses.dataclass
-class Arguments:
-    steps: int = 3
-    optimizer: "Optional[Optimizer]" = None
-
-
-def step(arguments: "Arguments", size: "float"):
-    pass
-
-
-def main(worker):
-    hints = {**typing.get_type_hints(Arguments), **typing.get_type_hints(step)}
-    return {name: str(hint) for name, hint in hints.items()}
-""",
-        scripts=("torchrun",),  # in a rank of mp.spawn the module is called __mp_main__
-    ),
-    Twin(
-        "finds a class by its name",
-        """
-import sys
-
-
-class Net:
-    depth = 3
-
-
-class Other:
-    depth = 4
-
-
-def main(worker, name):
-    return [globals()[name].depth, getattr(sys.modules[__name__], "Other").depth, eval(name).depth]
-""",
-        args="('Net',)",
-    ),
-    Twin(
         "counts in a global variable",
         """
 calls = 0
@@ -258,16 +185,6 @@ def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 
 
-@functools.singledispatch
-def size(x):
-    return 1
-
-
-@size.register
-def _(x: list):
-    return sum(map(size, x))
-
-
 class Lazy:
     @functools.cached_property
     def value(self):
@@ -293,143 +210,10 @@ def double(x):
 
 
 def main(worker):
-    by_name = [pickle.loads(pickle.dumps(f)) is f for f in (fib, size, hello)]
+    by_name = [pickle.loads(pickle.dumps(f)) is f for f in (fib, hello)]
     doubled = double(torch.ones(1, requires_grad=True))
-    return fib(30), size([1, [2, 3]]), Lazy().value, hello("you"), hello.__name__, doubled.requires_grad, by_name
+    return fib(30), Lazy().value, hello("you"), hello.__name__, doubled.requires_grad, by_name
 """,
-    ),
-    Twin(
-        "calls a compiled function",
-        """
-import torch
-
-
-@torch.compile(backend="eager")
-def triple(x):
-    return 3 * x
-
-
-def main(worker):
-    return triple(torch.ones(2)).tolist()
-""",
-        world_size=1,
-    ),
-    Twin(
-        "uses a module that was loaded from a path",
-        """
-import importlib.util
-import sys
-
-spec = importlib.util.spec_from_file_location("tools", "elsewhere/tools.py")
-tools = importlib.util.module_from_spec(spec)
-sys.modules["tools"] = tools
-spec.loader.exec_module(tools)
-unregistered = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(unregistered)
-double = tools.double
-
-
-def main(worker):
-    import tools as imported
-
-    return double(4), tools.Tool().size, unregistered.double(5), imported.double(6)
-""",
-        files={"elsewhere/tools.py": "def double(x):\n    return 2 * x\n\n\nclass Tool:\n    size = 3\n"},
-    ),
-    Twin(
-        "uses a module that was made by hand",
-        """
-import sys
-import types
-
-settings = types.ModuleType("settings")
-exec("width = 3\\ndef size(n):\\n    return n * width\\n\\nclass Box:\\n    pass", vars(settings))
-sys.modules["settings"] = settings
-
-
-def main(worker):
-    import pickle
-
-    import settings as imported
-
-    box = pickle.loads(pickle.dumps(settings.Box()))
-    return settings.size(2), imported.size(3), imported is settings, type(box) is settings.Box
-""",
-    ),
-    Twin(
-        "has objects that pickle by their names",
-        """
-import pickle
-import typing
-
-import torch.distributed as dist
-
-UserId = typing.NewType("UserId", int)
-P = typing.ParamSpec("P")
-T = typing.TypeVar("T")
-
-
-class Missing:
-    def __reduce__(self):
-        return "MISSING"
-
-
-MISSING = Missing()
-
-
-class Row(typing.Generic[T]):
-    def __init__(self, user: UserId, value=MISSING):
-        self.user, self.value = user, value
-
-
-def main(worker):
-    rows = [None] * worker.world_size
-    dist.all_gather_object(rows, Row(UserId(worker.rank)))
-    hints = typing.get_type_hints(Row.__init__)
-    by_name = [pickle.loads(pickle.dumps(one)) is one for one in (UserId, MISSING)]
-    return [row.value is MISSING for row in rows], hints["user"] is UserId, P.__name__, by_name
-""",
-    ),
-    Twin(
-        "has hooks on weights and steps, and weights that are computed",
-        """
-import torch
-from torch import nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.parametrizations import weight_norm
-
-torch.manual_seed(0)
-
-
-class Symmetric(nn.Module):
-    def forward(self, x):
-        return x.triu() + x.triu(1).T
-
-
-model = nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Linear(3, 3))
-parametrize.register_parametrization(model[1], "weight", Symmetric())
-free = torch.ones(2, requires_grad=True)
-free.register_hook(lambda gradient: gradient * 3)
-handle = model[0].bias.register_hook(lambda gradient: gradient * 100)
-model[1].bias.register_hook(lambda gradient: gradient * 10)
-seen = []
-model[1].bias.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad.tolist()))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer.register_step_post_hook(lambda *_: seen.append("step"))
-second = torch.optim.LBFGS([free], lr=0.1)
-
-
-def main(worker):
-    handle.remove()
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    second.step(lambda: free.sum())
-    free.sum().backward()
-    is_symmetric = torch.equal(model[1].weight, model[1].weight.T)
-    return [seen, model[0].bias.tolist(), free.grad.tolist(), is_symmetric, isinstance(model[0], nn.Linear)]
-""",
-        repeats=False,
-        note="What a rank returns has no hooks.",
     ),
     # Tensors keep their storages
     Twin(
@@ -468,22 +252,6 @@ def main(worker, model):
         scripts=("spawn",),
         cells=("cell", "reserved"),
     ),
-    Twin(
-        "has an array and a tensor in the same memory",
-        """
-import numpy as np
-import torch
-
-array = np.zeros(3000)
-tensor = torch.from_numpy(array)
-
-
-def main(worker):
-    array[1] = 7
-    tensor[2] = 8
-    return tensor[:3].tolist(), array[:3].tolist()
-""",
-    ),
     # What a rank has of the notebook's settings
     Twin(
         "has chosen PyTorch's settings for the whole process",
@@ -496,7 +264,6 @@ torch.set_float32_matmul_precision("high")
 torch.backends.cudnn.benchmark = True
 torch.backends.cudnn.deterministic = True
 torch.set_printoptions(precision=2)
-torch.set_grad_enabled(False)
 
 
 def main(worker):
@@ -508,95 +275,24 @@ def main(worker):
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
-        torch.is_grad_enabled(),
     ]
 """,
-    ),
-    Twin(
-        "has chosen Python's settings for the whole process",
-        """
-import decimal
-import locale
-import os
-import socket
-import time
-
-import numpy as np
-import torch
-
-os.umask(0o027)
-os.environ["TZ"] = "Asia/Tokyo"
-time.tzset()
-decimal.getcontext().prec = 5
-socket.setdefaulttimeout(17)
-locale.setlocale(locale.LC_ALL, "C.UTF-8")
-np.seterr(divide="raise")
-torch.autograd.set_multithreading_enabled(False)
-
-
-def main(worker):
-    with open(f"file-{worker.rank}", "w"):
-        pass
-    try:
-        divided = np.float64(1) / np.float64(0)
-    except FloatingPointError:
-        divided = "raises"
-    return [
-        oct(os.stat(f"file-{worker.rank}").st_mode),
-        time.strftime("%Z"),
-        str(decimal.Decimal(1) / 3),
-        socket.getdefaulttimeout(),
-        locale.setlocale(locale.LC_ALL),
-        str(divided),
-        torch.autograd.is_multithreading_enabled(),
-    ]
-""",
-        scripts=("torchrun",),
-    ),
-    Twin(
-        "lets torch.load make objects of its own class",
-        """
-from dataclasses import dataclass
-
-import torch
-
-
-@dataclass
-class Config:
-    lr: float
-
-
-torch.serialization.add_safe_globals([Config])
-
-
-def main(worker):
-    name = f"checkpoint-{worker.rank}.pt"
-    torch.save({"config": Config(0.5), "weight": torch.ones(2)}, name)
-    return torch.load(name)["config"].lr
-""",
-        scripts=("torchrun",),  # a rank of mp.spawn saves it as of __mp_main__
     ),
     Twin(
         "has set up logging",
         """
 import logging
-import sys
 
-logging.basicConfig(level=logging.INFO, format="%(name)s says %(message)s", stream=sys.stdout)
+logging.basicConfig(level=logging.INFO)
 logging.getLogger("quiet").setLevel(logging.ERROR)
-detailed = logging.getLogger("detailed")
-detailed.setLevel(logging.DEBUG)
-detailed.propagate = False
-handler = logging.StreamHandler(sys.stdout)
-handler.setFormatter(logging.Formatter("-- %(message)s"))
-detailed.addHandler(handler)
+logging.getLogger("detailed").setLevel(logging.DEBUG)
 
 
 def main(worker):
     logging.info("step %d", worker.rank)
     logging.debug("not to be seen")
     logging.getLogger("quiet").warning("not to be seen")
-    detailed.debug("loss")
+    logging.getLogger("detailed").debug("loss")
 """,
     ),
     Twin(
@@ -615,28 +311,6 @@ def main(worker):
             'logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)\n'
             'NAME = "project"\n'
         },
-    ),
-    Twin(
-        "lets only rank 0 print",
-        """
-import builtins
-
-
-def only_on_rank_0(rank):
-    really = builtins.print
-
-    def print(*args, force=False, **options):
-        if rank == 0 or force:
-            really(*args, **options)
-
-    builtins.print = print
-
-
-def main(worker):
-    print("before", worker.rank)
-    only_on_rank_0(worker.rank)
-    print("after", worker.rank)
-""",
     ),
     Twin(
         "finds modules by a relative path and changes the folder",
