@@ -61,8 +61,8 @@ from typing import TYPE_CHECKING, Any
 if sys.platform == "win32":
     raise ImportError("labkit runs on Linux and macOS. On Windows, use WSL2: install it and start Jupyter there")
 
+from labkit.protocol import VERSION
 from labkit.protocol.lazy import lazy_names
-from labkit.protocol.versions import VERSION
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint

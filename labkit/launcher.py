@@ -11,12 +11,12 @@ from typing import Any
 
 from labkit.debugger.attach import AttachObserver
 from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, debugged, naming, parameters_of
+from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, debugged, naming
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
-from labkit.protocol import definitions, former_names, module_archives, modules
+from labkit.protocol import definitions, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -105,8 +105,6 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    with naming("bad_argument"):
-        former_names.refuse("launch", named.keys() - parameters_of(fn), may_be_others=True)
     bundles = tuple(name for name, given in {"args": args, "kwargs": kwargs}.items() if given)
     args, kwargs = (*positional, *args), {**named, **(kwargs or {})}
     is_here = on is None or (isinstance(on, Target) and on.is_here)
@@ -206,7 +204,6 @@ def run_module(module: str, /, *arguments: Any, **options: Any) -> Run:
 
 
 def _run(script: scripts.Script, options: dict[str, Any]) -> Run:
-    former_names.refuse("launch", options, may_be_others=True)
     if unknown := options.keys() - set(OWN):
         name = min(unknown)
         raise TypeError(

@@ -17,7 +17,6 @@ from labkit.comparison.replay import LAPTOP, Devices
 from labkit.comparison.why import Why
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming, parameters_of
 from labkit.launcher import launch
-from labkit.protocol import former_names
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
 from labkit.rank.worker import takes_worker
@@ -84,7 +83,6 @@ def compare(
         if not given:
             raise ValueError("compare() needs at least one run or function, got none")
         theirs = {key: title for title, function in functions.items() for key in parameters_of(function)}
-        former_names.refuse("compare", parameters.keys() - theirs.keys(), may_be_others=True)
         _check_own(
             theirs,
             metric=metric != "loss",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from labkit.comparison.reading import measured, others_cores
-from labkit.protocol.versions import VERSION
+from labkit.protocol import VERSION
 from labkit.system import host
 
 BUSY = 0.15

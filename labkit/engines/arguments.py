@@ -6,19 +6,16 @@ What is wrong is refused in words: what was found, what was expected, and the pa
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import inspect
 import math
-import os
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.protocol.pages import help_hint, reader_stacklevel
+from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import name_of
 from labkit.rank.worker import takes_worker
 
@@ -167,8 +164,6 @@ def check_world_size(world_size: Any, gpus: int) -> int:
 
 def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
     """Return the backend that was asked for. Raises TypeError or ValueError for one that cannot be used."""
-    if gpus == 0:
-        _say_once_that_tpus_are_not_used()
     if backend is None:
         return None
     if not isinstance(backend, str):
@@ -176,10 +171,6 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
     for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
         library = part.rpartition(":")[2].lower()
-        if library == "xla":
-            raise ValueError(
-                f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{help_hint('tpu')}"
-            )
         if library not in known:
             raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
         if not dist.is_backend_available(library):
@@ -252,20 +243,3 @@ def check_options(seed: Any, name: Any, live: Any, watch: Any) -> None:
         raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
     if watch not in ("nan", None):
         raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
-
-
-@functools.cache
-def _say_once_that_tpus_are_not_used() -> None:
-    if has_tpu():
-        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
-        warnings.warn(said, stacklevel=reader_stacklevel())
-
-
-def has_tpu() -> bool:
-    """Return whether this machine has a TPU, by what is installed and what the environment says.
-
-    PyTorch/XLA's own `PJRT_DEVICE` (https://docs.pytorch.org/xla), and what Cloud TPU machines set: `TPU_NAME` and its
-    like.
-    """
-    is_named = os.environ.get("PJRT_DEVICE") == "TPU" or any(name.startswith("TPU_") for name in os.environ)
-    return is_named and importlib.util.find_spec("torch_xla") is not None

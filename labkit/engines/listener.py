@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing import connection
 
 from labkit.engines.spawn import UNKNOWN, RankProcess
-from labkit.protocol import events, versions
+from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Garbled
 from labkit.system import host
@@ -40,7 +40,6 @@ class Listener:
         self._sources = {self._reader, self._output, self._stacks, self._sentinel}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._doing = "its job was being sent"
-        self._has_reported = False
         self._channel_end: EOFError | None = None
         self.last: events.Exit | None = None
         """The rank's own last event, if its process stays."""
@@ -116,7 +115,6 @@ class Listener:
             if isinstance(event, events.Exit):
                 self.last = event
                 return
-            self._has_reported = self._has_reported or not isinstance(event, events.Ready)
             self._put(event)
         self._process.queue.check()
 
@@ -124,11 +122,7 @@ class Listener:
 
     def _end(self) -> events.Exit:
         self._check_dies(self._channel_end or EOFError("its end of it is closed"))
-        code = self._process.wait_for_exit()
-        to_do = versions.restart(versions.loaded(), versions.on_disk()) if code > 0 and not self._has_reported else ""
-        if to_do:  # so it could not import what it was told to
-            self._put(events.Failure(self._rank, 0.0, "starting", to_do, "Its output says what it did not find."))
-        return events.Exit(self._rank, code)
+        return events.Exit(self._rank, self._process.wait_for_exit())
 
     def _check_dies(self, end: EOFError) -> None:
         """Raise what ended the channel of a process that goes on without it."""
@@ -163,9 +157,10 @@ class Listener:
                 "it to a file there and return the path."
             )
         if isinstance(error, Garbled):
-            changed = versions.restart(versions.loaded(), versions.on_disk())
-            why = changed or "two processes wrote into its channel at once?"
-            return f"{error}; {why}", f"What came from rank {self._rank} is no event."
+            return (
+                f"{error}; two processes wrote into its channel at once?",
+                f"What came from rank {self._rank} is no event.",
+            )
         if isinstance(error, ConnectionError):
             return what, (
                 f"Code in rank {self._rank} may have closed file descriptors that are not its own (os.closerange, or a "

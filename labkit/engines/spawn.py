@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 
-from labkit.protocol import versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import descendants
 from labkit.rank.channels import EachItsOwn, EventQueue, Garbled, RankPipes, send
@@ -60,12 +59,12 @@ class RankProcess:
     def send_job(self, info: RankInfo, job: Job) -> None:
         """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
 
-        First comes what a process needs to report that it cannot read the job; of types that every version reads.
+        First comes what a process needs to report that it cannot read the job.
         """
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         with self._inbox_lock:
-            send(self._inbox, {"info": tuple(info), "labkit": tuple(versions.loaded()), "start_s": job.start_s})
+            send(self._inbox, {"info": tuple(info), "start_s": job.start_s})
             send(self._inbox, job)
 
     @property
@@ -228,7 +227,6 @@ def allow_open_files(ranks: int) -> None:
 
 
 def _spawn(count: int, ahead_of_torch: bool) -> list[RankProcess]:
-    versions.loaded()
     with contextlib.ExitStack() as if_it_fails:
         ends, mine = open_pipes(count, if_it_fails)
         processes = _start(ends, ahead_of_torch)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import psutil
 
@@ -26,7 +26,6 @@ from labkit.launchers.directory_engine import Launcher, check_whole, runs_folder
 from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import SETTLE_S, ProcessJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.protocol import former_names
 from labkit.rank.device import usable_gpus
 from labkit.rank.local_rendezvous import LocalRendezvous
 
@@ -61,12 +60,10 @@ class Torchrun(Launcher):
         rdzv_endpoint: str | None = None,
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
-        **former: Never,
     ) -> None:
         if ranks_per_node is None:
             ranks_per_node = check_world_size(None, usable_gpus())
         with naming("bad_argument"):
-            former_names.refuse("Torchrun", former)
             check_whole("nodes", nodes)
             check_whole("ranks_per_node", ranks_per_node)
             check_whole("max_restarts", max_restarts, least=0)

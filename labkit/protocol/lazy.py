@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.protocol import former_names
-
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports its public names when somebody first asks for them.
@@ -18,8 +16,6 @@ def lazy_names(package: str, homes: Mapping[str, str], modules: Mapping[str, str
 
     def find(name: str) -> Any:
         if name not in homes and name not in modules:
-            if renamed := former_names.renamed(package, [name]):
-                raise AttributeError(renamed)
             names = ", ".join(sorted([*homes, *modules]))
             it_has = f"; it has {names}" if names else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{it_has}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from labkit.protocol import events, versions
+from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.rank import (
@@ -60,11 +60,9 @@ BROKEN = (
 """What a reserved rank says whose CUDA context is of no use any more."""
 
 
-def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: versions.Version) -> events.Failure:
+def unreadable_job(error: BaseException, rank: int, time_s: float) -> events.Failure:
     """Return what a rank reports that cannot read its job."""
-    what = f"{type(error).__name__}: {error}"
-    to_do = versions.restart(kernels, versions.on_disk())
-    summary = f"{to_do}: {what}" if to_do else what
+    summary = f"{type(error).__name__}: {error}"
     hint = "Restart the kernel if labkit, or what the job names, was changed since the kernel imported it."
     trace = "".join(traceback.format_exception(error))
     return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
@@ -75,8 +73,7 @@ def read_job(read: Callable[[], Job], channel: Channel) -> Job:
     try:
         return read()
     except BaseException as error:
-        here = versions.on_disk()  # when files were written says nothing of two machines
-        channel.send(unreadable_job(error, channel.rank, 0.0, here))
+        channel.send(unreadable_job(error, channel.rank, 0.0))
         raise
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 import labkit.rank.breakpoints.hook  # noqa: F401 - the job will bring one: imported before it comes
-from labkit.protocol import events, versions
+from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import first_step, script_compat
 from labkit.rank.channels import Garbled, PipeChannel, RankPipes, receive
@@ -106,9 +106,9 @@ class Inbox:
         traceback.print_exception(error)
         print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
         if self._comes is not None:
-            info, kernels, start_s = (self._comes[name] for name in ("info", "labkit", "start_s"))
+            info, start_s = self._comes["info"], self._comes["start_s"]
             try:
-                self._ends.queue.put(unreadable_job(error, info[0], time.time() - start_s, versions.Version(*kernels)))
+                self._ends.queue.put(unreadable_job(error, info[0], time.time() - start_s))
             except BaseException:
                 traceback.print_exc()
 

@@ -11,7 +11,6 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.launcher import run_module, run_script
-from labkit.protocol import former_names
 from labkit.run import Run
 from labkit.session.session import Session, newest
 from labkit.ui import kernel
@@ -44,8 +43,6 @@ class RanksMagics(Magics):
         cell finds `worker`, `rank`, `world_size`, `torch` and
         `dist`; what the ranks print is shown with their rank, and so is the value of the last line.
         """
-        if renamed := former_names.renamed("%%ranks", [part.partition("=")[0] for part in line.split()]):
-            raise UsageError(renamed)
         options = parse_argstring(self.run_cell, line)
         only = None if options.only is None else _ranks(options.only)
         send = {name: self._variable(name) for name in options.send.split(",")} if options.send else None

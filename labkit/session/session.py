@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 from labkit.engines.arguments import (
     check_backend,
@@ -20,7 +20,6 @@ from labkit.engines.arguments import (
 )
 from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
-from labkit.protocol import former_names
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
@@ -227,7 +226,6 @@ class Session(Target):
         stall_s: float | None = None,
         send: Mapping[str, Any] | None = None,
         title: str = "code sent to the ranks",
-        **former: Never,
     ) -> None:
         """Run code on every rank, or `only` on some, and print what they print, each line with its rank.
 
@@ -239,16 +237,14 @@ class Session(Target):
         The others may then end the code too, within two seconds; those that are stuck are replaced, and their
         variables are gone. So are they when no rank has logged, printed or ended the code for `stall_s` seconds.
         """
-        former_names.refuse("Session.run", former)
         self._check_open()
         shown = self._cells.run(code, title, only, stall_s, send)
         for rank, text in sorted(shown.items()):
             if text:
                 print("\n".join(f"[rank {rank}] {line}" for line in text.splitlines()))
 
-    def values(self, expression: str, stall_s: float | None = None, **former: Never) -> list[Any]:
+    def values(self, expression: str, stall_s: float | None = None) -> list[Any]:
         """Evaluate an expression on every rank and return the values, by rank. Fails as `run` does."""
-        former_names.refuse("Session.values", former)
         title = f"%ranks {expression}"
         compile(expression.strip(), title, "eval", dont_inherit=True)
         self._check_open()

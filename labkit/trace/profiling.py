@@ -9,19 +9,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 
-from labkit.protocol.lazy import lazy_names
 from labkit.system import host
 from labkit.trace.intervals import allot, length, union
-
-if not TYPE_CHECKING:  # type checkers would let any name pass
-    __getattr__ = lazy_names("labkit.profiling", {}, {})
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""

@@ -127,10 +127,6 @@ def cannot_be_exported(folder):
         return refused(ValueError, labkit.export, notebook.names["train"], folder)
 
 
-def tpu(_):
-    return refused(ValueError, labkit.launch, takes_steps, 1, backend="xla")
-
-
 def gpu(_):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "device_count", lambda: 1)
@@ -201,7 +197,7 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, cannot_be_exported, tpu, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        *(cannot_be_sent, cannot_be_exported, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
         *(run_folder, labkit_failed),
     )
 }

@@ -150,3 +150,13 @@ def test_a_folder_is_resolved_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert on.job("x", None).directory.path.parent == tmp_path / "runs"
     assert str(torchrun.folder) == "/home/me/runs"
+
+
+def test_what_torchrun_and_submitit_call_an_argument_is_refused_with_its_name_here():
+    for name, now in {
+        "nproc_per_node": "ranks_per_node",
+        "tasks_per_node": "ranks_per_node",
+        "nnodes": "nodes",
+    }.items():
+        with pytest.raises(TypeError, match=f"Slurm has no {name}: it is called {now} here"):
+            labkit.Slurm(**{name: 2})

@@ -8,30 +8,25 @@ in their environment. Each says where it is known from what they send, and when 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
-import warnings
 
 import nbclient
 import nbformat
 import pytest
 
 import labkit
-from labkit.engines import arguments as checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.support.repository import beside_the_course
 from tests.support.tiers import few
 from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
 
-TPU = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
-
 HOSTED = {
     # COLAB_RELEASE_TAG: colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07.
-    "colab": {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00", **TPU},
+    "colab": {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00"},
     # Public notebooks and their tools look for these two; KAGGLE_KERNEL_RUN_TYPE is "Batch" in Save & Run All.
-    "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com", **TPU},
+    "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com"},
 }
 
 OUTPUT = '''
@@ -157,12 +152,9 @@ def hosted(notebook, request, tmp_path):
 @pytest.mark.kernel
 @pytest.mark.parametrize("hosted", HOSTED, indirect=True)
 def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(hosted, request):
-    """On a machine with a TPU, too (pytorch/xla #2753, #9303)."""
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("from labkit.engines import arguments as checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
-    hosted.run("globals().pop('__warningregistry__', None)")  # Python, too, warns once at a place
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(
@@ -175,39 +167,10 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     assert cell.error["ename"] == "RunInterrupted"
     assert "spin: stopped" in cell.html
     assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
-    assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
-    assert not re.search(r"(contextlib|labkit/\w+)\.py:\d+: UserWarning", cell.stderr), "it is the reader's own line"
     again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
     assert "[rank 1] cpu" in again.stdout
-    assert "TPU" not in again.stderr, "said once"
     if is_colab:
         assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
-
-
-@pytest.mark.parametrize(
-    ("environment", "is_installed", "found"),
-    [
-        ({"TPU_NAME": "local"}, True, True),
-        ({"PJRT_DEVICE": "TPU"}, True, True),
-        ({"PJRT_DEVICE": "CPU"}, True, False),
-        ({}, True, False),
-        ({"TPU_NAME": "local"}, False, False),
-    ],
-)
-def test_a_tpu_is_known_by_its_package_and_the_environment(environment, is_installed, found, tmp_path, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("TPU_") or name == "PJRT_DEVICE"]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    if is_installed:
-        monkeypatch.syspath_prepend(packages(tmp_path, "kaggle"))
-    assert checks.has_tpu() == found
-    checks._say_once_that_tpus_are_not_used.cache_clear()
-    with warnings.catch_warnings(record=True) as said:
-        for _ in range(2):
-            checks._say_once_that_tpus_are_not_used()
-    assert len(said) == found
-    checks._say_once_that_tpus_are_not_used.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "picture"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])

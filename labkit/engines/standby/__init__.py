@@ -24,14 +24,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from labkit.engines.standby import idle
-from labkit.protocol.lazy import lazy_names
 from labkit.system import host
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
-
-if not TYPE_CHECKING:  # type checkers would let any name pass
-    __getattr__ = lazy_names(__name__, {}, {})
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""

@@ -28,7 +28,6 @@ A message ends with the line that shows its page, wherever labkit is installed a
   without its notebook.
 * `labkit.failures.pages.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type
   the answer.
-* `labkit.failures.pages.tpu`: TPUs are not supported: ranks compute on GPUs or on CPU cores.
 * `labkit.failures.pages.checkpoint`: A checkpoint could not be written or read. What was saved before is as
   it was.
 * `labkit.failures.pages.session`: Reserved ranks (`labkit.Session`, `%%ranks`) are held by another run, or
