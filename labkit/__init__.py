@@ -17,7 +17,6 @@
 
 A room imports those below it in this list, and never one above:
 
-    scaling      how long a step takes on other numbers of ranks, and what each holds, with none of them there
     comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
                  its `benchmark` says what a step of a `Strategy` costs
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
@@ -66,7 +65,6 @@ from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
-    from labkit import scaling as scaling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.comparison import benchmark as benchmark
@@ -131,7 +129,7 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("checkpoint", "scaling", "trackers")},
+    **{name: name for name in ("checkpoint", "trackers")},
     "benchmark": "comparison.benchmark",
     "charts": "ui.charts",
     "profiling": "trace.profiling",

@@ -34,7 +34,7 @@ class Strategy:
 
     @classmethod
     def slug(cls) -> str:
-        """Return the title as one types it: tables, pictures and `labkit.scaling` take either."""
+        """Return the title as one types it: tables and pictures take either."""
         return slug(cls.title)
 
     @classmethod

@@ -52,7 +52,6 @@ RANK_SIDE_MODULES = {
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparison", "comparison.program", "comparison.strategy", "comparison.chain"),
     *("trace", "trace.intervals", "trace.profiling"),
-    *("scaling", "scaling.splitting"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""
 

@@ -4,7 +4,7 @@
     pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
     strategies    ways to train in parallel, one a module; `labkit.benchmark` measures them
     transformer   a small GPT, and ways to train it in parallel
-    scaling       how much memory each of these takes, by a model; `labkit.scaling` has the time
+    scaling       how long a step is on other numbers of ranks, and what each holds
     datasets, models          the data and the networks
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw

@@ -9,10 +9,10 @@ import torch
 
 import labkit
 from course.scaling import capacity, fewest_ranks, fits, largest_batch, predict_memory, published, schedules
+from course.scaling.cost_model import CostModel, Fit
 from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
-from labkit.scaling import CostModel, Fit
 from tests.conftest import shared_session
 from tests.support.gpt_memory import PARTS, held, predicted
 

@@ -24,8 +24,8 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU that is
   it is needed.
 * Data that every rank loads is there as many times as there are ranks; so is each `DataLoader`
   worker's copy.
-* Lessons 09, 21 and 26 are about holding less. Beforehand,
-  `labkit.scaling.predict_memory(model, batch, "FSDP2", world_size=8)` says what a rank will hold,
-  and `labkit.scaling.fewest_ranks` how many ranks it takes.
+* Lessons 09, 21 and 26 are about holding less, and lesson 26 about counting beforehand what a rank will
+  hold. PyTorch's own `torch.distributed._tools.mem_tracker.MemTracker` counts a step of your model under
+  `torch._subclasses.FakeTensorMode`, without allocating it.
 * On SLURM ask for more: `labkit.Slurm(…, mem="32G")`.
 """

@@ -12,8 +12,8 @@ not end a `%%ranks` cell, whose ranks hold your variables: it prints the message
 
 ## What to do
 
-* Did one rank have fewer batches? Give all as many: `DistributedSampler` does, and
-  `labkit.scaling.split` shares a batch out. Where that cannot be, there is DDP's `join()`.
+* Did one rank have fewer batches? Give all as many: `DistributedSampler` does. Where that cannot
+  be, there is DDP's `join()`.
 * Is there a `return`, `break` or `if worker.rank == 0:` around a collective? All ranks must decide
   alike: `broadcast` or `all_reduce` the decision first.
 * Evaluation on rank 0 only: call the bare model (`model.module`), not DDP's, whose `forward` may

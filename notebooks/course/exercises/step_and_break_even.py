@@ -52,7 +52,7 @@ def trial(
     t: Trial, batch: int, ranks: int, sample_s: float, parameter_bytes: float, latency_s: float, byte_s: float
 ) -> None:
     """Call it; compare the step with the cost model's, and try batches one after another."""
-    from labkit.scaling import CostModel
+    from course.scaling import CostModel
 
     found = t.call(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
     t.returned(found, "(step_s, batch)")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from course.scaling.cost_model import Fit, Prediction
 from course.scaling.memory_model import predict_memory
+from course.scaling.rank_memory import Memory, fewest_that_fit, largest, most_that_fit
 from course.transformer import ALL, GPT, OneFOneB
 from labkit.protocol.text import titled
-from labkit.scaling import Fit, Prediction
-from labkit.scaling.rank_memory import Memory, fewest_that_fit, largest, most_that_fit
 
 COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 """What the cost model calls the strategies of which it knows the time."""

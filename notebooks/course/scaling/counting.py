@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course.scaling.fake_steps import kept_now_bytes
 from course.scaling.schedules import Kept
-from labkit.scaling.counting import kept_now_bytes
 from labkit.trace.profiling import activations, kept_now, local
 
 

@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course.scaling import local_parts, schedules
+from course.scaling import local_parts, parameters, schedules
 from course.scaling.counting import kept, kept_in_halves
+from course.scaling.fake_steps import fake
 from course.scaling.local_parts import Shape
+from course.scaling.parameters import Tensors
+from course.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
 from course.scaling.schedules import Action
 from course.transformer import ALL, GPT, GPTStrategy, mean_loss
 from course.transformer.pipelines import GPipe
 from labkit.protocol.text import known, titled
-from labkit.scaling import parameters
-from labkit.scaling.counting import fake
-from labkit.scaling.parameters import Tensors
-from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
 
 
 class Case(NamedTuple):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from course.scaling.counting import KeepInput, kept
+from course.scaling.fake_steps import fake
 from course.scaling.memory_model import predict_memory
 from course.transformer import GPT
-from labkit.scaling.counting import fake
 
 
 class Point(NamedTuple):

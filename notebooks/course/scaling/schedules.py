@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from course.replay import pytorch_schedule
-from labkit.scaling import rank_memory
+from course.scaling import rank_memory
 
 
 class Action(NamedTuple):

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from course.formulas import check_split, check_whole
 from labkit.protocol.text import titled
-from labkit.scaling.splitting import check_split, check_whole
 
 _Array = NDArray[np.float64]
 

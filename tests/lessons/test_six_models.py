@@ -12,7 +12,7 @@ import labkit
 from course.strategies import ALL
 from labkit import benchmark
 from tests.conftest import shared_session
-from tests.scaling.models import SIX, loss
+from tests.lessons.six_models import SIX, loss
 from tests.support.tiers import few
 from tests.support.weights import whole_weights
 

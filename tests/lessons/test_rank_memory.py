@@ -12,15 +12,14 @@ from torch import nn
 
 import labkit
 from course.scaling import predict_memory as memory_of_gpt
+from course.scaling.fake_steps import recomputed_blocks
+from course.scaling.rank_memory import WAYS, fewest_ranks, fits, largest_batch, predict_memory
 from course.strategies import ALL
 from course.transformer import GPT
 from labkit import profiling
 from labkit.comparison.chain import blocks
-from labkit.scaling import fewest_ranks, fits, largest_batch, predict_memory
-from labkit.scaling.counting import recomputed_blocks
-from labkit.scaling.rank_memory import WAYS
 from tests.conftest import shared_session
-from tests.scaling.models import SIX, ResidualCNN, TiedLM, loss
+from tests.lessons.six_models import SIX, ResidualCNN, TiedLM, loss
 from tests.support.gpt_memory import Buffers
 from tests.support.tiers import few
 

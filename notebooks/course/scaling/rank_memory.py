@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
-from labkit.protocol.text import known, titled
-from labkit.scaling import parameters
-from labkit.scaling.counting import (
+from course.scaling import parameters
+from course.scaling.fake_steps import (
     Counted,
     batch_size,
     counted,
@@ -34,7 +32,9 @@ from labkit.scaling.counting import (
     resized,
     tensors_bytes,
 )
-from labkit.scaling.parameters import Tensors
+from course.scaling.parameters import Tensors
+from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
+from labkit.protocol.text import known, titled
 
 
 class Memory(NamedTuple):

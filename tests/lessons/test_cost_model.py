@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from course import scaling_plots
-from labkit.scaling import STRATEGIES, CostModel, Point, fit, split
+from course.formulas import split
+from course.scaling.cost_model import STRATEGIES, CostModel, Point, fit
 
 NETWORK = CostModel(
     sample_s=1e-3, fixed_s=5e-3, parameter_bytes=100e6, latency_s=1e-5, byte_s=1e-10, buckets=4, activation_bytes=1e6
