@@ -64,10 +64,10 @@ KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
 AGENTS = ("import be_agent", "-m torch.distributed.run")
 THOSE_WHO_START_RANKS = (
     *(*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS),
-    *("/supervisor.py", "/plain/", "/twins/", "-m tests.support.twins"),
+    *("labkit.launchers import start", "/supervisor.py", "/plain/", "/twins/", "-m tests.support.twins"),
 )
-"""Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
-a rank there, and the scripts of lessons and twins."""
+"""Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, a node's own, those who
+stand before a rank there, and the scripts of lessons and twins."""
 
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""

@@ -1,0 +1,283 @@
+"""One node of a run elsewhere: a `LocalEngine` runs its ranks as it runs the notebook's own; their events are relayed.
+
+SLURM, Ray or a test starts one agent per node. What its ranks report goes into one stream of bytes, framed as in the
+pipes of a local run. Node 0's agent opens the store through which the ranks of all nodes rendezvous. The agents speak
+with each other there, too: node 0 alone is told what the notebook asks ("stop", "stacks", "end").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import psutil
+import torch.distributed as dist
+
+from labkit.engines.local import LocalEngine
+from labkit.engines.spawn import RankProcess
+from labkit.launchers.run_folder import RunFolder
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.system import host as system
+from labkit.system.out_of_memory import OutOfMemoryKills
+
+LOOK_S = 0.05
+"""Time to wait for what the ranks report before looking elsewhere …"""
+
+GATHER_S = 0.1
+"""… and that between two writes, so that a rank that logs every millisecond does not make a thousand of them."""
+
+ASKED_EVERY_S = 0.5
+"""Time between two looks at what is asked: on node 0 each opens a file on what may be everybody's file system."""
+
+FAILURE_GRACE_S = 2.0
+"""How long the other ranks may still report after the first has failed; as long again, until all nodes are to end."""
+
+LEAVE_S = 1.0
+"""How long node 0 waits for the others to leave the store."""
+
+STORE = timedelta(seconds=300)
+"""How long a node waits for node 0."""
+
+STAY_S = 600.0
+"""How long a node whose ranks stopped at SLURM's signal waits for the end: a job that ends itself is not requeued."""
+
+
+class StoreAddress(NamedTuple):
+    """Where the ranks of all nodes rendezvous."""
+
+    hosts: list[str]
+    """Any of them, likely ones first."""
+    port: int
+
+
+class NodeEngine(LocalEngine):
+    """The ranks of one node, whose processes have been started already."""
+
+    def __init__(self, first: int, processes: list[RankProcess]) -> None:
+        super().__init__(len(processes), first)
+        self._started = processes
+
+    def _take(self) -> list[RankProcess]:
+        return self._started
+
+    def _give_back(self, ranks: list[RankProcess]) -> None:
+        for process in ranks:
+            process.close()
+
+
+class Nodes:
+    """What all nodes know, through the store."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store, self._seen = dist.PrefixStore("labkit/nodes", store), 0
+
+    def say(self, word: str) -> None:
+        """Have every node hear a word."""
+        self._store.set(f"word/{self._store.add('words', 1)}", word)
+
+    def new_words(self) -> list[str]:
+        """Return the words since the last look."""
+        since, self._seen = self._seen, self._store.add("words", 0)
+        return [self._store.get(f"word/{number}").decode() for number in range(since + 1, self._seen + 1)]
+
+    def count(self, what: str, more: int = 0) -> int:
+        """Add to a number that all nodes have in common; return the sum."""
+        return self._store.add(what, more)
+
+
+class NodeAgent:
+    """Runs the ranks of node `number`, the processes that wait for a job there."""
+
+    def __init__(self, number: int, processes: list[RankProcess]) -> None:
+        self._engine = NodeEngine(number * len(processes), processes)
+        self._store: dist.Store | None = None
+        self._kill_s, self._memory_kills = float("inf"), OutOfMemoryKills()
+        self._to_say: list[str] = []
+        """Words that this node has for all."""
+        self._returned: set[int] = set()
+        self._codes: dict[int, int] = {}
+        """Exit codes of the ranks that have ended."""
+        self.was_signalled = self.was_ended = self.all_returned = False
+        """Whether the scheduler takes this node away; whether the notebook has ended the ranks; whether every rank of
+        every node has returned."""
+
+    def open_store(self, address: str) -> StoreAddress:
+        """Open the store through which the ranks of all nodes rendezvous. It outlives any rank."""
+        listener = listen(address)
+        port = listener.getsockname()[1]
+        # By itself the store would listen on every interface.
+        self._store = dist.TCPStore(
+            address, port, None, True, STORE, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return StoreAddress([address, *own_addresses()], port)
+
+    def note_signal(self, *_: Any) -> None:
+        """Handle SIGTERM: have the ranks of all nodes stop at a common step.
+
+        SLURM sends it when it takes the machines away (preemption, `scancel`, the time limit, `scontrol requeue`), and
+        SIGKILL only when its grace is over: KillWait, 30 s unless the cluster says otherwise. That is the ranks' time
+        for a last checkpoint.
+        """
+        self.was_signalled = True
+        self._to_say.append("stop")
+
+    def run(
+        self,
+        job: Job,
+        address: StoreAddress | None,
+        put: Callable[[list[events.Event]], object],
+        asked: Callable[[], list[str]],
+    ) -> int:
+        """Run the job's ranks on this node to their end, and wait for the other nodes; return 0 if all ended well.
+
+        Without an address this is the only node.
+        """
+        if address is None:
+            nodes, store = 1, dist.HashStore()
+        else:
+            host, mine = reachable(address)
+            nodes = job.world_size // self._engine.world_size
+            store = self._store or dist.TCPStore(host, address.port, is_master=False, timeout=STORE)
+            environment = {**interface(mine), **job.environment}
+            job = job._replace(store=f"tcp://{host}:{address.port}", environment=environment)
+        self._engine.start(job)
+        try:
+            self._follow(Nodes(store), nodes, put, asked)
+        except dist.DistError as error:  # node 0 is gone
+            print(f"node 0 does not answer any more: {error}", flush=True)
+            return 1
+        finally:
+            self._engine.close()
+        return int(any(self._codes.values()))
+
+    def _follow(
+        self,
+        nodes: Nodes,
+        count: int,
+        put: Callable[[list[events.Event]], object],
+        asked: Callable[[], list[str]],
+    ) -> None:
+        look_s, has_ended, give_up_s = 0.0, False, float("inf")
+        while not (has_ended and nodes.count("over") >= count) and time.monotonic() < give_up_s:
+            if self._to_say or time.monotonic() > look_s:
+                look_s = time.monotonic() + ASKED_EVERY_S
+                words, self._to_say = [*asked(), *self._to_say], []
+                for word in words:
+                    nodes.say(word)
+                for word in nodes.new_words():
+                    self._obey(word)
+            if found := self._engine.poll(LOOK_S):
+                put([self._noted(event) for event in found])
+                time.sleep(GATHER_S)
+            if time.monotonic() > self._kill_s:
+                self._engine.kill()
+            if len(self._codes) == self._engine.world_size and not has_ended:
+                has_ended = True
+                nodes.count("returned", len(self._returned))
+                nodes.count("over", 1)
+            if has_ended and self._kill_s < float("inf"):  # a node may be lost
+                give_up_s = min(give_up_s, max(self._kill_s, time.monotonic()) + FAILURE_GRACE_S)
+        self.all_returned = nodes.count("returned") == count * self._engine.world_size
+        # Node 0, which keeps the store, leaves last.
+        left, until_s = nodes.count("left", 1), time.monotonic() + LEAVE_S
+        while self._store is not None and left < count and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            left = nodes.count("left")
+
+    def _obey(self, word: str) -> None:
+        if word == "stop":
+            self._engine.ask_to_stop()
+        elif word == "stacks":
+            self._engine.ask_for_stacks()
+        elif word == "end":
+            self.was_ended, self._kill_s = True, 0.0
+        elif word == "failed" and self._kill_s == float("inf"):
+            self._engine.ask_for_stacks()  # the notebook may ask too late
+            self._kill_s = time.monotonic() + FAILURE_GRACE_S
+
+    def _noted(self, event: events.Event) -> events.Event:
+        if isinstance(event, events.Result):
+            self._returned.add(event.rank)
+        if not isinstance(event, events.Exit):
+            return event
+        self._codes[event.rank] = event.code
+        is_taken = self.was_signalled and event.rank not in self._returned  # it may begin again
+        ended = is_taken or self._engine.killed(event.rank)
+        starved = self._memory_kills.seen() if event.code == -system.kill_signal and not ended else ""
+        if event.code and not ended:
+            self._to_say.append("failed")
+        return event._replace(ended=ended, at_s=time.time(), out_of_memory=starved)
+
+
+def run_in_folder(
+    folder: RunFolder, about: dict[str, Any], number: int, attempt: int, processes: list[RankProcess]
+) -> int:
+    """Run one node of a run that has a folder."""
+    asked = folder.words(from_the_start=not attempt) if number == 0 else None
+    agent, address = NodeAgent(number, processes), None
+    signal.signal(signal.SIGTERM, agent.note_signal)
+    if about["nodes"] > 1:
+        name = f"store.{attempt}.json"
+        if number == 0:
+            address = agent.open_store(about.get("address") or routed_address())
+            folder.write(name, json.dumps(address).encode())
+        address = StoreAddress(*json.loads(folder.wait_for(name, STORE.total_seconds())))
+    code = agent.run(folder.job(), address, folder.stream(number, attempt).put, asked.new if asked else list)
+    if agent.was_signalled and agent.all_returned:
+        folder.note_done()
+    elif agent.was_signalled and "SLURM_JOB_ID" in os.environ and not (code or agent.was_ended):
+        time.sleep(STAY_S)
+    return code
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at an IP address alone; for a name, on every interface."""
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        # A name may mean another interface to the others than to this machine: Debian's hosts file has 127.0.1.1.
+        return socket.create_server(("", 0), backlog=1024)
+    return socket.create_server((address, 0), family=socket.AF_INET6 if version == 6 else socket.AF_INET, backlog=1024)
+
+
+def routed_address() -> str:
+    """Return this node's address on the network by which SLURM reached it. No packet is sent to find out."""
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["SLURM_LAUNCH_NODE_IPADDR"], 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def own_addresses() -> list[str]:
+    """Return the other names and addresses of this node."""
+    found = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    for addresses in psutil.net_if_addrs().values():
+        found += [a.address for a in addresses if a.family == socket.AF_INET and not a.address.startswith("127.")]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def reachable(store: StoreAddress) -> tuple[str, str]:
+    """Return the host at which the store answers, and this node's own address on that network."""
+    for host in store.hosts:
+        with contextlib.suppress(OSError), socket.create_connection((host, store.port), 1) as connection:
+            return host, str(connection.getsockname()[0])
+    raise TimeoutError(f"node 0 does not answer at {', '.join(store.hosts)}, port {store.port}")
+
+
+def interface(address: str) -> dict[str, str]:
+    """Return the variables that have gloo, NCCL and TensorPipe use the interface with this address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            libraries = (f"{library}_SOCKET_IFNAME" for library in ("GLOO", "NCCL", "TP"))
+            found = {variable: name for variable in libraries if variable not in os.environ}
+            return {**found, "LABKIT_INTERFACES": " ".join(found)}  # not meant for ranks on other machines
+    return {}
