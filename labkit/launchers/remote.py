@@ -75,6 +75,9 @@ class RemoteJob:
         """Return why the launcher has ended the ranks; `missing` are those that have not reported their end."""
         raise NotImplementedError
 
+    def look(self) -> None:
+        """Learn soon whether the launcher is done with the ranks, which have all ended."""
+
     def close(self) -> None:
         """Release what this process holds."""
 
@@ -89,7 +92,7 @@ class RemoteEngine(Engine):
     stacks_s = 10.0
 
     def __init__(self, job: RemoteJob) -> None:
-        self._job, self.world_size = job, job.world_size
+        self.launched, self.world_size = job, job.world_size
         self.outlives_notebook = job.outlives_notebook
         self.folder = job.folder.path if job.folder else None
         self.pids: list[int] = []
@@ -100,7 +103,7 @@ class RemoteEngine(Engine):
 
     def start(self, job: Job) -> None:
         """Have the ranks started."""
-        self._job.start(job)
+        self.launched.start(job)
         self._is_started = True
 
     def attached(self) -> None:
@@ -120,9 +123,9 @@ class RemoteEngine(Engine):
     def _new(self) -> list[events.Event]:
         if self._is_told:
             return []
-        is_over = time.monotonic() > min(self._job.over_s + SETTLE_S, self._ended_s + SILENT_S)  # before the look
+        is_over = time.monotonic() > min(self.launched.over_s + SETTLE_S, self._ended_s + SILENT_S)  # before the look
         found: list[events.Event] = []
-        for event in self._job.poll():
+        for event in self.launched.poll():
             if isinstance(event, events.Exit):
                 self._exits[event.rank] = event
                 continue
@@ -135,13 +138,15 @@ class RemoteEngine(Engine):
         if (is_over and not found) or (len(self._exits) == self.world_size and self._is_final()):
             self._is_told = True
             found += self._last_events()
+        elif len(self._exits) == self.world_size:
+            self.launched.look()
         return found
 
     def _is_final(self) -> bool:
         """Whether ranks that have all ended do not begin again."""
         if self._ended_s < float("inf") or not any(exit.code or exit.ended for exit in self._exits.values()):
             return True
-        return self._explains() and not self._job.may_restart
+        return self._explains() and not self.launched.may_restart
 
     def _explains(self) -> bool:
         """Whether a rank has failed by itself."""
@@ -151,24 +156,24 @@ class RemoteEngine(Engine):
         missing = [rank for rank in range(self.world_size) if rank not in self._exits]
         explained = self._explains()
         is_well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
-        ending = None if is_well or explained or self._ended_s < float("inf") else self._job.why_over(missing)
+        ending = None if is_well or explained or self._ended_s < float("inf") else self.launched.why_over(missing)
         gone = [events.Exit(rank, -9, ended=ending is not None or explained, unseen=True) for rank in missing]
         return [*([ending] if ending else []), *self._exits.values(), *gone]
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop at a common step."""
-        self._job.tell("stop")
+        self.launched.tell("stop")
 
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank where it is; return those that have begun and not ended."""
-        self._job.tell("stacks")
+        self.launched.tell("stacks")
         return sorted(self._begun - self._exits.keys())
 
     def kill(self) -> None:
         """Have the ranks ended."""
         if self._is_started and self._ended_s == float("inf"):
             self._ended_s = time.monotonic()
-            self._job.end()
+            self.launched.end()
 
     def killed(self, rank: int) -> bool:
         """Whether the rank was ended from outside."""
@@ -176,7 +181,7 @@ class RemoteEngine(Engine):
 
     def close(self) -> None:
         """Release what this process holds."""
-        self._job.close()
+        self.launched.close()
 
 
 class FolderJob(RemoteJob):
@@ -259,6 +264,10 @@ class ProcessJob(FolderJob):
         """Return what is to be started; each is to end with this process."""
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str] | None:
+        """Return the variables of what is started; None: this process's."""
+        return None
+
     def submit(self) -> dict[str, Any]:
         """Start the processes."""
         self.processes = in_spawner_thread(self._start).result()
@@ -266,12 +275,9 @@ class ProcessJob(FolderJob):
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
         with open(self.folder.path / "output", "ab") as output:
-            return [
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                )
-                for command in self.commands()
-            ]
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            options |= {"env": self.environment(), "start_new_session": True}
+            return [subprocess.Popen(command, **options) for command in self.commands()]
 
     def poll(self) -> list[events.Event]:
         """Return what the ranks have reported. One agent that fails ends all."""

@@ -25,7 +25,8 @@ def leave_sigterm_to_the_agent() -> None:
 
     Where SLURM keeps jobs in cgroups it signals the agent alone; elsewhere (proctrack/linuxproc) every process. Not
     SIG_IGN, which programs that the rank starts would inherit. In a worker PyTorch's own handler, in C, comes after
-    every other, so there the signal is held back, also from threads that libraries start at a fork.
+    every other, so there the signal is held back, also from threads that libraries start at a fork. What else the rank
+    forks ends at the signal, as `Process.terminate()` expects.
     """
     from torch.utils.data._utils import signal_handling
 
@@ -33,11 +34,15 @@ def leave_sigterm_to_the_agent() -> None:
     signal.siginterrupt(signal.SIGTERM, False)
     hold_back = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
     take = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
-    os.register_at_fork(before=hold_back, after_in_parent=take, after_in_child=take)
     set_handlers = signal_handling._set_worker_signal_handlers
+
+    def take_as_by_default() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        take()
 
     def set_and_hold_back() -> None:
         set_handlers()
         hold_back()
 
+    os.register_at_fork(before=hold_back, after_in_parent=take, after_in_child=take_as_by_default)
     signal_handling._set_worker_signal_handlers = set_and_hold_back

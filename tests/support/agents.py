@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from labkit.launchers import start
 from labkit.launchers.job_events import JobEnded
@@ -14,7 +15,7 @@ class Agents(Launcher):
     """Where to launch: `nodes` agents on this machine."""
 
     def __init__(self, nodes=2, ranks_per_node=1, folder="labkit-runs", python=sys.executable):
-        self.nodes, self.ranks_per_node, self.folder, self.python = nodes, ranks_per_node, folder, python
+        self.nodes, self.ranks_per_node, self.folder, self.python = nodes, ranks_per_node, Path(folder), python
         self.world_size = nodes * ranks_per_node
 
     def job(self, name, stall_s):

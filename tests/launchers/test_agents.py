@@ -1,0 +1,190 @@
+"""One agent per node, with the tests' own launcher: two nodes on this machine (`tests.support.agents`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import labkit
+from labkit.launchers import start
+from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.support import elsewhere, workloads
+from tests.support.agents import Agents
+
+pytestmark = pytest.mark.spawns
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launch on agents, in the background; whatever is launched is ended."""
+    runs = []
+
+    def launch(fn, *args, nodes=2, ranks_per_node=1, **options):
+        on = Agents(nodes, ranks_per_node, folder=tmp_path / "runs")
+        runs.append(labkit.launch(fn, *args, on=on, wait=False, live=False, **options))
+        return runs[-1]
+
+    yield launch
+    for run in runs:
+        run.stop(0)
+
+
+def agents_of(run):
+    return [psutil.Process(process.pid) for process in run.engine.launched.processes]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_of_nodes_equal_ranks_of_this_machine_bit_for_bit(launch, nodes):
+    run = launch(workloads.fit, nodes=nodes, ranks_per_node=2).wait(LONG_S)
+    local = labkit.launch(workloads.fit, world_size=2 * nodes, live=False)
+    for mine, other in zip(run.results, local.results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+
+
+def test_a_rank_knows_its_place(launch):
+    run = launch(workloads.where_am_i, ranks_per_node=2).wait(LONG_S)
+    assert [(each["rank"], each["local_rank"], each["world_size"]) for each in run.results] == [
+        (0, 0, 4),
+        (1, 1, 4),
+        (2, 0, 4),
+        (3, 1, 4),
+    ]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_that_is_killed_is_named_on_whichever_node(launch, tmp_path, nodes):
+    run = launch(elsewhere.fail, "SIGKILL", tmp_path / "go", nodes=nodes, ranks_per_node=2)
+    wait_for_step(run, 0)
+    (tmp_path / "go").touch()
+    error = end_of(run)
+    assert error.rank == 2 * nodes - 1
+    assert "(SIGKILL)" in error.diagnosis.headline
+
+
+def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch):
+    error = end_of(launch(workloads.go_astray, "sleeps", stall_s=2))
+    assert error.rank == 1
+    assert "rank 1 is in time.sleep" in str(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+
+
+def test_an_agent_that_is_killed_ends_the_run_and_nothing_is_left(launch):
+    run = launch(elsewhere.keep_logging)
+    wait_for_step(run, 0)
+    agents = agents_of(run)
+    family = [*agents, *(child for agent in agents for child in agent.children(recursive=True))]
+    agents[1].kill()
+    assert "an agent has ended before its ranks" in str(end_of(run))
+    wait_until(lambda: not any(process.is_running() for process in family))
+
+
+def test_agents_and_ranks_end_with_the_notebook_that_is_killed(tmp_path):
+    script = f"""
+        import os, signal, time
+        import labkit
+        from tests.support import elsewhere
+        from tests.support.agents import Agents
+        on = Agents(folder={str(tmp_path)!r})
+        run = labkit.launch(elsewhere.keep_logging, on=on, wait=False, live=False)
+        while set(run.history["rank"]) != {{0, 1}}:
+            time.sleep(0.05)
+        agents = [process.pid for process in run.engine.launched.processes]
+        print(*agents, *run.history["pid"].astype(int).unique(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(set(pids)) == 4, "two agents, two ranks"
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+@pytest.mark.cold
+def test_a_node_spawns_its_ranks_before_it_imports_torch(launch):
+    """So that it and they import it at the same time."""
+    check = "import sys; from labkit.launchers import start; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
+    assert launch(elsewhere.log_and_print).wait(LONG_S).results == [0, 1]
+
+
+# SIGTERM, as SLURM sends it before it takes machines away
+
+
+def load_until_stopped(worker, folder):
+    """Train from a DataLoader whose workers are processes; keep the step as a last checkpoint does."""
+    step = 0
+    try:
+        for _ in DataLoader(torch.arange(1_000_000.0), batch_size=4, num_workers=2):
+            torch.distributed.barrier()
+            step += 1
+            worker.log(step, loss=1.0)
+            time.sleep(0.01)
+    except labkit.Stopped:
+        Path(folder, f"{worker.rank}").write_text(str(step))
+        raise
+
+
+def return_late(worker, go):
+    worker.log(loss=1.0)
+    elsewhere.wait_for(go)
+    return worker.rank
+
+
+def sigterm(processes):
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+
+
+def test_sigterm_to_every_process_lets_ranks_keep_the_same_step_while_dataloaders_have_workers(launch, tmp_path):
+    run = launch(load_until_stopped, tmp_path)
+    wait_for_step(run, 5)
+    agents = agents_of(run)
+    ranks = [child for agent in agents for child in agent.children(recursive=True)]
+    assert len(ranks) >= 6, "two workers for each rank"
+    sigterm([*ranks, *agents])
+    wait_until(run.over.is_set, LONG_S)
+    kept = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
+    assert kept[0] == kept[1]
+    assert run.failures == [None, None]
+
+
+def test_a_process_that_a_rank_forks_still_ends_at_sigterm(launch):
+    assert launch(terminate_a_child).wait(LONG_S).results == [-signal.SIGTERM] * 2
+
+
+def terminate_a_child(worker):
+    import multiprocessing
+
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+
+def test_a_run_that_completes_at_sigterm_is_finished_and_not_run_again(launch, tmp_path):
+    run = launch(return_late, tmp_path / "go")
+    wait_for_step(run, 0)
+    sigterm(agents_of(run))
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    run.wait(LONG_S)
+    assert (run.status, run.results) == ("finished", [0, 1])
+    environment = {**os.environ, "SLURM_RESTART_COUNT": "1"}
+    again = start.command(sys.executable, run.folder, "0")
+    assert subprocess.run(again, env=environment, check=False, timeout=LONG_S).returncode == 0
+    assert not list(run.folder.glob("*.1.*")), "no second attempt"
