@@ -17,8 +17,7 @@
 
 A room imports those below it in this list, and never one above:
 
-    comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
-                 its `benchmark` says what a step of a `Strategy` costs
+    comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     launchers    ranks that SLURM, torchrun or Ray starts; they and the notebook exchange files in a run directory
     launcher     the public calls, `launch`, which reads from top to bottom, and `run_script`; it names the run's
@@ -67,10 +66,8 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
-    from labkit.comparison import benchmark as benchmark
     from labkit.comparison.comparison import Comparison as Comparison
     from labkit.comparison.launching import compare as compare
-    from labkit.comparison.strategy import Strategy as Strategy
     from labkit.engines import standby as standby
     from labkit.engines.in_process import Here as Here
     from labkit.exporting.exporter import export as export
@@ -109,7 +106,6 @@ _HOMES = {
     "Session": "session.session",
     "Slurm": "launchers.slurm.target",
     "Stopped": "rank.stop_agreement",
-    "Strategy": "comparison.strategy",
     "Torchrun": "launchers.torchrun",
     "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
@@ -130,7 +126,6 @@ _HOMES = {
 
 _MODULES = {
     **{name: name for name in ("checkpoint", "trackers")},
-    "benchmark": "comparison.benchmark",
     "charts": "ui.charts",
     "profiling": "trace.profiling",
     "standby": "engines.standby",

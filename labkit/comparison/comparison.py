@@ -32,7 +32,6 @@ from labkit.comparison.reading import (
 )
 from labkit.comparison.replay import LAPTOP
 from labkit.comparison.saving import Circumstances, save
-from labkit.comparison.sorting import sortable
 from labkit.monitor.history import SAMPLES
 from labkit.protocol.text import printable, titled
 from labkit.run import Run
@@ -380,7 +379,7 @@ class Comparison:
         style = style.format_index(escape="html").set_caption("<br>".join(map(html.escape, self.notes(titles))))
         left = "caption-side:bottom; text-align:left"
         style = style.set_table_styles([{"selector": "caption", "props": left}], overwrite=False)
-        return sortable(style.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1))
+        return style.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1)
 
     def texts(self, titles: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the same table, its cells as texts."""

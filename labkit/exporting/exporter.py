@@ -50,7 +50,7 @@ RANK_SIDE_MODULES = {
     *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
     *("exporting", "exporting.script"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
-    *("comparison", "comparison.program", "comparison.strategy", "comparison.chain"),
+    *("comparison", "comparison.program"),
     *("trace", "trace.intervals", "trace.profiling"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""

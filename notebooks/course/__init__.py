@@ -2,7 +2,7 @@
 
     exercises     what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
-    strategies    ways to train in parallel, one a module; `labkit.benchmark` measures them
+    strategies    ways to train in parallel, one a module; `benchmark` measures them
     transformer   a small GPT, and ways to train it in parallel
     scaling       how long a step is on other numbers of ranks, and what each holds
     datasets, models          the data and the networks
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
+    from course import benchmark as benchmark
     from course import datasets as datasets
     from course import exercises as exercises
     from course import formulas as formulas
@@ -62,6 +63,7 @@ _HOMES = {
 _MODULES = {
     name: name
     for name in (
+        "benchmark",
         "datasets",
         "exercises",
         "formulas",

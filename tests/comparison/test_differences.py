@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from course import benchmark
 from course.pitfalls import helpers
-from labkit.comparison import benchmark
 from labkit.comparison import comparison as comparison_module
 from labkit.comparison.comparison import Comparison
 from labkit.comparison.differences import (

@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 
 import course
 import labkit
+from course import benchmark
 from course.strategies import ALL
-from labkit.comparison import benchmark
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until

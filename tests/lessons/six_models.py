@@ -92,11 +92,11 @@ class Mixer(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Tables whose gradients are sparse, and a network over what is looked up in them."""
+    """Tables, and a network over what is looked up in them."""
 
     def __init__(self, width=8, rows=2000):
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, width, sparse=True) for _ in range(3))
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(3))
         self.over = nn.Sequential(nn.Linear(3 * width, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
     def forward(self, ids):

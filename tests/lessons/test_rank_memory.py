@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import nn
 
 import labkit
+from course.chain import blocks
 from course.scaling import predict_memory as memory_of_gpt
 from course.scaling.fake_steps import recomputed_blocks
 from course.scaling.rank_memory import WAYS, fewest_ranks, fits, largest_batch, predict_memory
 from course.strategies import ALL
 from course.transformer import GPT
 from labkit import profiling
-from labkit.comparison.chain import blocks
 from tests.conftest import shared_session
 from tests.lessons.six_models import SIX, ResidualCNN, TiedLM, loss
 from tests.support.gpt_memory import Buffers
@@ -27,14 +27,7 @@ BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer state", "activations", "communication")
 
 
-def adam(name):
-    """AdamW refuses sparse gradients."""
-    return "SGD" if name == "recommender" else "AdamW"
-
-
-def optimizer_of(name):
-    kind = torch.optim.SGD if adam(name) == "SGD" else torch.optim.AdamW
-    return functools.partial(kind, lr=1e-3)
+ADAM = functools.partial(torch.optim.AdamW, lr=1e-3)
 
 
 def model(name):
@@ -43,7 +36,7 @@ def model(name):
 
 
 def asked(name, way, ranks, **options):
-    return predict_memory(model(name), SIX[name][1](BATCH), way, ranks, loss=loss, optimizer=adam(name), **options)
+    return predict_memory(model(name), SIX[name][1](BATCH), way, ranks, loss=loss, **options)
 
 
 # What ranks really hold
@@ -57,7 +50,7 @@ def held(worker, names, ways):
             network, batch = model(name), SIX[name][1](BATCH)
             try:
                 ALL[way].check(network, batch[0])
-                trainer = ALL[way](worker, network, loss, optimizer_of(name), profiling.Clock(worker.device))
+                trainer = ALL[way](worker, network, loss, ADAM, profiling.Clock(worker.device))
             except (ValueError, NotImplementedError):
                 continue
             found[name, way] = of_a_step(trainer, batch)
@@ -93,7 +86,7 @@ def of_real_ranks():
 def test_real_ranks_hold_what_was_predicted_within_five_percent(name):
     results = of_real_ranks()
     ways = [way for of, way in results[0] if of == name]
-    assert {"DDP", "ZeRO-1", "FSDP2"} - ({"ZeRO-1", "FSDP2"} if name == "recommender" else set()) <= set(ways)
+    assert {"DDP", "ZeRO-1", "FSDP2"} <= set(ways)
     off = {}
     for way in ways:
         for rank, expected in enumerate(asked(name, way, 2)):
@@ -216,9 +209,8 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     [
         (lambda: asked("U-Net", "magic", 2), r"known are one process \(one_process\), .*DDP \(ddp\), .*; got 'magic'"),
         (lambda: asked("U-Net", "DDP", 3), "a batch of 16 cannot be cut into 3 equal parts"),
-        (lambda: asked("U-Net", "GPipe", 2), "GPipe cannot cut this network: after down1, pool is called"),
+        (lambda: asked("U-Net", "GPipe", 2), "GPipe cannot cut this network: its layers were called"),
         (lambda: asked("tied language model", "1F1B", 2), "head.weight is embed.weight"),
-        (lambda: asked("recommender", "FSDP2", 2), "FSDP2 has no sparse gradients: tables.0.weight"),
         (lambda: asked("residual CNN", "1F1B", 8), "1F1B needs as many micro-batches as stages"),
         (lambda: predict_memory(Asks(), torch.zeros(4, 2), "DDP", 2), "must not depend on the values"),
         (lambda: predict_memory(model("U-Net"), torch.zeros(()), "DDP", 2), "the batch has no tensor"),

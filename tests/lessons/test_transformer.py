@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import labkit
-from course import scaling
+from course import benchmark, scaling
 from course.transformer import ALL, BF16, DDP, GPT, IGNORED, ContextParallel, OneProcess, batches, gpt, mean_loss
 from course.transformer.experts import Experts
 from course.transformer.ring_attention import pieces
-from labkit.comparison import benchmark
 from tests.support.gpt_training import BATCH_SIZE, TIME, network, reference, train_all
 from tests.support.tiers import few
 

@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import labkit
-from course import strategies, transformer
-from labkit.comparison import benchmark
+from course import benchmark, strategies, transformer
 from tests.pretended_gpu import recorded
 from tests.support import prefork
 from tests.support.weights import whole_weights

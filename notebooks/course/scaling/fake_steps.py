@@ -10,14 +10,14 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from labkit.comparison.chain import layers, sparse_embeddings
+from course.chain import layers
 from labkit.comparison.program import Program, Recorder
 from labkit.trace.profiling import activations, kept_now
 
@@ -51,8 +51,6 @@ class Counted(NamedTuple):
     kept: int
     """The most bytes that autograd keeps, with the block that is being recomputed."""
     program: Program
-    sparse_bytes: dict[str, int]
-    """Of gradients that hold only the rows that were looked up, by the parameter's name."""
 
 
 def counted(
@@ -77,14 +75,13 @@ def counted(
     """
     with fake(dtype or torch.get_default_dtype()):
         copied, inputs = fake_copy(model, dtype), fake_batch(batch, dtype)
-        looked_up = _Sparse(copied)
         owned = 0
         if recompute:
             owned = _most_of_a_block(copied, functools.partial(_forward, copied, inputs, loss, autocast))
             _recompute(copied)
         recorder = Recorder()
         try:
-            with activations(copied) as found, recorder.recording(), looked_up.watching():
+            with activations(copied) as found, recorder.recording():
                 value = _forward(copied, inputs, loss, autocast)
                 value.backward()
         except Exception as error:
@@ -93,7 +90,7 @@ def counted(
                 f"{str(error).splitlines()[0][:200]}. Its forward pass must not depend on the values of tensors; check "
                 "that the batch is what the model is called with, (inputs, targets), and give `loss`"
             ) from error
-        return Counted(found["activations"] + owned, recorder.program(), looked_up.gradient_bytes)
+        return Counted(found["activations"] + owned, recorder.program())
 
 
 def fake_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -278,30 +275,3 @@ def _most_of_a_block(model: nn.Module, forward: Callable[[], Tensor]) -> int:
         for hook in hooks:
             hook.remove()
     return most
-
-
-class _Sparse:
-    """Embeddings whose gradients are sparse: fake tensors have none, so they are counted by what is looked up."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.gradient_bytes: dict[str, int] = {}
-        self._modules = sparse_embeddings(model)
-        for module in self._modules.values():
-            module.sparse = False
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        def note(name: str) -> Callable[..., None]:
-            def hook(module: Any, args: Sequence[Tensor], _: Any) -> None:
-                # Of every index a row, and the index itself in 64 bits.
-                row = module.weight.shape[1] * module.weight.element_size() + 8
-                self.gradient_bytes[name] = self.gradient_bytes.get(name, 0) + args[0].numel() * row
-
-            return hook
-
-        hooks = [module.register_forward_hook(note(name)) for name, module in self._modules.items()]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()

@@ -6,7 +6,7 @@ beside each. Not in it: what operators write down for a moment, the allocator's 
 own libraries take.
 
 Not PyTorch's own `torch.distributed._tools` (2.15): `MemTracker` follows every storage through a step on fake tensors,
-too, and knows what is there for a moment. But it takes five to twenty times as long, raises for sparse gradients, and
+too, and knows what is there for a moment. But it takes five to twenty times as long, and
 sees nothing of DDP's buckets, which lie in C++; its tracker for FSDP2 needs a process group in the notebook's process.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from course.chain import Stage, blocks, check_chain, split_stages
 from course.scaling import parameters
 from course.scaling.fake_steps import (
     Counted,
@@ -33,7 +34,6 @@ from course.scaling.fake_steps import (
     tensors_bytes,
 )
 from course.scaling.parameters import Tensors
-from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
 from labkit.protocol.text import known, titled
 
 
@@ -185,16 +185,12 @@ def _alike(asked: Asked) -> list[Memory]:
     n, model, strategy = asked.ranks, asked.model, asked.strategy
     share = equal_part(asked.batch, n, "a batch")
     step = asked.counted(share)
-    if step.sparse_bytes and strategy == "FSDP2" and n > 1:
-        raise ValueError(f"{strategy} has no sparse gradients: {', '.join(step.sparse_bytes)}; take sparse=False")
     whole = trained_parameters(model)
     sizes = {name: tensor.numel() * asked.bytes_each(tensor) for name, tensor in whole.items()}
-    dense = sum(size for name, size in sizes.items() if name not in step.sparse_bytes)
-    sparse = n * sum(step.sparse_bytes.values())  # the mean has the rows of all ranks
     frozen = sum(p.numel() * asked.bytes_each(p) for p in model.parameters() if not p.requires_grad)
     extra = frozen + buffer_bytes(model)
     held = [sum(sizes.values()) + extra] * n
-    gradients, states = [dense + sparse] * n, [_state_bytes(asked, shapes(whole))] * n
+    gradients, states = [sum(sizes.values())] * n, [_state_bytes(asked, shapes(whole))] * n
     communication = 0
     if strategy == "FSDP2" and n > 1:
         everything = dict(model.named_parameters())
@@ -208,9 +204,7 @@ def _alike(asked: Asked) -> list[Memory]:
     elif strategy == "DataParallel" and n > 1:
         return _replicas(asked, Memory(held[0], gradients[0], states[0], step.kept, 0))
     elif n > 1:
-        communication = dense  # DDP's buckets: a second copy of all gradients
-        if sparse:
-            communication += sparse  # those of all ranks, gathered
+        communication = gradients[0]  # DDP's buckets: a second copy of all gradients
     if strategy == "ZeRO-1" and n > 1:
         states = [_state_bytes(asked, part) for part in parameters.owned(shapes(whole), n)]
     return [Memory(held[rank], gradients[rank], states[rank], step.kept, communication) for rank in range(n)]

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit import Strategy
+from course.strategies.base import Strategy
 from labkit.comparison.program import compute_on, note_copy
-
-LESSON = "04"
 
 
 class ThreadedDataParallel(nn.Module):

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from course.strategies.base import DataParallelStrategy, check_dense
-
-LESSON = "06"
+from course.strategies.base import DataParallelStrategy
 
 
 class DDP(DataParallelStrategy):
@@ -63,11 +61,6 @@ class DDPFp16(DDP):
 
     title = "DDP, fp16 hook"
     exact = False
-
-    @classmethod
-    def check(cls, network: nn.Module, inputs: Tensor) -> None:
-        """Raise ValueError for sparse gradients, which it cannot send."""
-        check_dense(network, cls.title)
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Wrap the network and have PyTorch's own hook compress its gradients."""

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from course.strategies.base import DataParallelStrategy
 
-LESSON = "02"
-
 
 class Hogwild(DataParallelStrategy):
     """One set of weights for all ranks of this machine; each takes its own steps on it.

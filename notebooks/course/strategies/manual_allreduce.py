@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from course.strategies.base import DataParallelStrategy, check_dense
-
-LESSON = "05"
+from course.strategies.base import DataParallelStrategy
 
 
 class ManualAllReduce(DataParallelStrategy):
@@ -29,11 +26,6 @@ class OneBuffer(DataParallelStrategy):
     """All gradients copied into one flat buffer, averaged by one all-reduce, and copied back."""
 
     title = "one flat buffer"
-
-    @classmethod
-    def check(cls, network: nn.Module, inputs: Tensor) -> None:
-        """Raise ValueError for sparse gradients, which it cannot send."""
-        check_dense(network, cls.title)
 
     def communicate(self) -> None:
         """Replace every gradient by its mean over the ranks."""

@@ -9,10 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course.chain import split_stages
 from course.strategies.base import StageStrategy, equal_part
-from labkit.comparison.chain import split_stages
-
-LESSON = "07"
 
 
 class ModelParallel(StageStrategy):

@@ -11,10 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from course.chain import split_stages
 from course.strategies.base import StageStrategy
-from labkit.comparison.chain import split_stages
-
-LESSON = "08"
 
 
 class GPipe(StageStrategy):

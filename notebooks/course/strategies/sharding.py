@@ -15,14 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.strategies.base import DataParallelStrategy, check_dense, equal_part
+from course.chain import blocks, has_parameters
+from course.strategies.base import DataParallelStrategy, equal_part
 from course.strategies.ddp import DDP
-from labkit.comparison.chain import blocks, has_parameters
 from labkit.comparison.program import backend_for
 from labkit.rank.worker import Worker
 from labkit.trace.profiling import local, size_bytes
-
-LESSON = "09"
 
 
 def zero_redundancy(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -60,11 +58,6 @@ class FSDP2(DataParallelStrategy):
     """`fully_shard`: a part of every parameter on each rank, gathered layer by layer when it is needed."""
 
     title = "FSDP2"
-
-    @classmethod
-    def check(cls, network: nn.Module, inputs: Tensor) -> None:
-        """Raise ValueError for sparse gradients, which FSDP2 does not know."""
-        check_dense(network, cls.title)
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Shard every child, then what is left of the whole."""
@@ -131,10 +124,6 @@ class TensorParallel(CutLayers):
     """
 
     title = "tensor parallel"
-
-    @classmethod
-    def check(cls, network: nn.Module, inputs: Tensor) -> None:
-        """Nothing is known before the network has been cut; see `CutLayers`."""
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Have it step each parameter by itself; see `one_by_one`."""

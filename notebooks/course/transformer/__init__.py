@@ -10,40 +10,39 @@
     expert_parallel     experts shared out
     combinations        two at once, on a square of ranks, and three, on a cube
 
-`ALL` has the strategies by title, in the order in which the lessons meet them: those of every file of this folder that
-has a `LESSON`. Each is a name of this package, too. They are `labkit.Strategy`s, for `labkit.benchmark.run_strategy`.
+`ALL` has the strategies by title. They are `course.strategies.Strategy`s, for `course.benchmark.run_strategy`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from course.registry import strategies
 from course.transformer.base import GPTStrategy
-from course.transformer.gpt import GPT, IGNORED, batches, mean_loss, text, words_share, write
+from course.transformer.combinations import DataParallelPipeline, DataPipelineTensorParallel, FSDP2TensorParallel
+from course.transformer.context_parallel import ContextParallel, ContextParallelInOrder
+from course.transformer.ddp import DDP
+from course.transformer.expert_parallel import ExpertParallel
+from course.transformer.fsdp import FSDP2, FSDP2Kept
+from course.transformer.gpt import GPT as GPT
+from course.transformer.gpt import IGNORED as IGNORED
+from course.transformer.gpt import batches as batches
+from course.transformer.gpt import mean_loss as mean_loss
+from course.transformer.gpt import text as text
+from course.transformer.gpt import words_share as words_share
+from course.transformer.gpt import write as write
+from course.transformer.mixed_precision import BF16
+from course.transformer.pipelines import GPipe, Interleaved, OneFOneB, ZeroBubble
+from course.transformer.recomputation import Recomputation
+from course.transformer.sequence_parallel import SequenceParallel
+from course.transformer.tensor_parallel import TensorParallel
+from course.transformer.zero import ZeRO1
 
 OneProcess = GPTStrategy
 
-ALL = strategies(__name__, __path__, OneProcess)
-"""Every strategy by its title, or its slug."""
-
-_BY_NAME = {strategy.__name__: strategy for strategy in ALL.values()}
-
-__all__ = [
-    "ALL",
-    "GPT",
-    "IGNORED",
-    "OneProcess",
-    "batches",
-    "mean_loss",
-    "text",
-    "words_share",
-    "write",
-    *_BY_NAME,
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _BY_NAME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return _BY_NAME[name]
+ALL: dict[str, type[GPTStrategy]] = {
+    strategy.title: strategy
+    for strategy in (
+        *(OneProcess, DDP, FSDP2, FSDP2Kept, BF16, Recomputation, ZeRO1, SequenceParallel, TensorParallel),
+        *(ContextParallel, ContextParallelInOrder, FSDP2TensorParallel, DataParallelPipeline),
+        *(DataPipelineTensorParallel, GPipe, OneFOneB, Interleaved, ZeroBubble, ExpertParallel),
+    )
+}
+"""Every strategy by its title."""

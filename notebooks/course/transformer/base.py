@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course.strategies.base import Strategy
 from course.strategies.sharding import whole
 from course.transformer.gpt import GPT, IGNORED, Place
-from labkit import Strategy
 
 
 class GPTStrategy(Strategy):

@@ -16,8 +16,6 @@ from course.transformer.pipelines import OneFOneB
 from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
 from labkit.trace.profiling import local
 
-LESSON = "24"
-
 
 class FSDP2TensorParallel(TensorParallel):
     """Tensor parallel in pairs of ranks, which are neighbours; what is left, sharded over the pairs."""

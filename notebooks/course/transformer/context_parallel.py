@@ -11,8 +11,6 @@ from course.transformer.ddp import DDP
 from course.transformer.gpt import GPT, Attention
 from course.transformer.ring_attention import RingAttention
 
-LESSON = "23"
-
 
 class ContextParallel(DDP):
     """The sequence cut into 2 n pieces; rank r has piece r and piece 2 n − 1 − r.

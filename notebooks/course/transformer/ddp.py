@@ -8,8 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 from course.transformer.base import DataParallelGPT
 from course.transformer.gpt import GPT
 
-LESSON = "20"
-
 
 class DDP(DataParallelGPT):
     """PyTorch's DDP, as it comes."""

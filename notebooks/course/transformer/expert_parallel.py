@@ -17,8 +17,6 @@ from course.transformer.experts import Experts
 from course.transformer.gpt import GPT
 from labkit.trace.profiling import size_bytes
 
-LESSON = "25"
-
 
 class AllToAll(torch.autograd.Function):
     """`all_to_all_single` of equal parts: rank i's part j becomes rank j's part i. So does its gradient."""

@@ -10,8 +10,6 @@ from course.strategies.sharding import fsdp_bytes, shard
 from course.transformer.base import DataParallelGPT
 from course.transformer.gpt import GPT
 
-LESSON = "21"
-
 
 class FSDP2(DataParallelGPT):
     """PyTorch's `fully_shard` of every block and of the whole; after its forward a block forgets what it gathered."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from course.transformer.ddp import DDP
 
-LESSON = "21"
-
 
 class BF16(DDP):
     """PyTorch's `autocast` to bfloat16 around the forward pass, in DDP.

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from course.transformer.base import GPTStrategy, counted
 from course.transformer.gpt import GPT, stage
 
-LESSON = "24"
-
 
 class GPipe(GPTStrategy):
     """All micro-batches forward, then all backward."""

@@ -10,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 from course.transformer.ddp import DDP
 from course.transformer.gpt import GPT
 
-LESSON = "21"
-
 
 class Recomputation(DDP):
     """PyTorch's `checkpoint` around every block, in DDP. Memory for time: about a third more computing."""

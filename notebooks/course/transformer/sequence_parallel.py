@@ -16,8 +16,6 @@ from course.transformer.gpt import GPT
 from course.transformer.tensor_parallel import TensorParallel, check_heads
 from labkit.trace.profiling import size_bytes
 
-LESSON = "22"
-
 
 class SequenceParallel(TensorParallel):
     """Each all-reduce taken apart: a reduce-scatter behind a cut layer, an all-gather before the next.

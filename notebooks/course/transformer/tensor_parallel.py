@@ -16,8 +16,6 @@ from course.strategies.sharding import one_by_one
 from course.transformer.base import GPTStrategy, ring
 from course.transformer.gpt import GPT
 
-LESSON = "22"
-
 
 class TensorParallel(GPTStrategy):
     """Each rank has some heads, some hidden units, some of the vocabulary; and the whole batch.

@@ -11,8 +11,6 @@ from course.transformer.base import ring
 from course.transformer.ddp import DDP
 from labkit.trace.profiling import size_bytes
 
-LESSON = "21"
-
 
 class ZeRO1(DDP):
     """PyTorch's `ZeroRedundancyOptimizer`: each rank steps its parameters and broadcasts them."""

@@ -16,8 +16,8 @@ from labkit.comparison.timed import LoadMeter, Timed
 from labkit.trace.profiling import Clock, counted_sent, trace
 
 if TYPE_CHECKING:
+    from course.strategies.base import Strategy
     from labkit.comparison.comparison import Comparison
-    from labkit.comparison.strategy import Strategy
     from labkit.rank.worker import Worker
     from labkit.run import Run
     from labkit.session.session import Session
@@ -47,7 +47,7 @@ def run_strategy(
 
     Args:
         worker: the rank.
-        strategy: the class; see `labkit.Strategy`.
+        strategy: the class; see `course.strategies.Strategy`.
         network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
         loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
         optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
@@ -123,7 +123,7 @@ def every_strategy(
     """Train by each strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
 
     Args:
-        strategies: the classes; `labkit.Strategy` itself, one process, is a good first one to compare with.
+        strategies: the classes; `OneProcess` is a good first one to compare with.
         network, loss, optimizer, batches, steps: as `run_strategy` takes them.
         world_size: ranks of each; a strategy may take another number (`Strategy.ranks`).
         on: has the ranks to launch on; by default they are reserved here, and released.
