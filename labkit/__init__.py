@@ -26,8 +26,6 @@ A room imports those below it in this list, and never one above:
     debugger     `breakpoint()` and `input()` in a rank, asked under the cell
     trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto;
                  `profiling`: what a rank does in a step, and what that costs
-    trackers     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`), and what Accelerate,
-                 Lightning and Transformers log, as curves
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `record`, and the `state` and `history` in it; `follower`, the thread that
                  fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace
@@ -64,7 +62,6 @@ from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
-    from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.comparison.comparison import Comparison as Comparison
     from labkit.comparison.launching import compare as compare
@@ -125,7 +122,7 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("checkpoint", "trackers")},
+    "checkpoint": "checkpoint",
     "charts": "ui.charts",
     "profiling": "trace.profiling",
     "standby": "engines.standby",

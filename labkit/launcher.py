@@ -6,7 +6,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from labkit.debugger.attach import AttachObserver
@@ -27,7 +26,6 @@ from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted
 from labkit.system import threads
 from labkit.trace.recorded import TraceObserver
-from labkit.trackers.following import writers
 from labkit.ui import kernel, present
 
 
@@ -47,7 +45,6 @@ def launch(
     live: bool | None = None,
     on: Target | None = None,
     watch: str | None = None,
-    log_to: Any = None,
     trace: int | None = None,
     device: str | None = None,
     debug: Any = None,
@@ -81,9 +78,6 @@ def launch(
             which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
             `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
-        log_to: trackers that get the curves and the arguments, too: "tensorboard", "mlflow", "wandb", "trackio",
-            `labkit.trackers.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
-            of these. The notebook's side writes, never a rank.
         trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
             on the CPU. "cpu": there in any case, and CUDA is not touched. "cuda": on a GPU in any case, which ranks
@@ -93,7 +87,7 @@ def launch(
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
-        ModuleNotFoundError: a tracker's library, or debugpy, is not installed; likewise.
+        ModuleNotFoundError: debugpy is not installed; likewise.
         RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
         RunInterrupted: an interrupt, of the cell (■) or by Ctrl-C, has stopped the run. It is a KeyboardInterrupt, so
@@ -110,7 +104,7 @@ def launch(
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
-        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, stall_s, pg_timeout_s),
+        *(fn, args, kwargs, world_size, live, wait, trace, backend, stall_s, pg_timeout_s),
         *(seed, name, on, watch, device, debug, bundles),
     )
     check(asked, gpus)
@@ -153,7 +147,6 @@ def launch(
     observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
     if waiting := debugged(debug, world_size):
         observers.append(AttachObserver(waiting))
-    trackers = writers(log_to, fn, args, kwargs, world_size)
     name = printable(name or name_of(fn))
     engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
     run = Run(engine, world_size, name, stall_s, observers)
@@ -164,7 +157,7 @@ def launch(
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
-    return show_run(run, live, wait, trackers(run))
+    return show_run(run, live, wait)
 
 
 @naming("bad_argument")
@@ -224,25 +217,22 @@ def _stop_earlier(run: Run) -> None:
         each.wait_until_over()
 
 
-def show_run(run: Run, live: bool | None, wait: bool, beside: AbstractContextManager[object] | None = None) -> Run:
-    """Show a run that has just begun, and wait for it if that is wanted; `beside` it, trackers take its curves."""
-    with ExitStack() as stack:
-        watcher = None
-        try:
-            run.is_watched = kernel.is_interactive()
-            if beside is not None:
-                stack.enter_context(beside)
-            watcher = present.watch(run, live, wait)
-            run.engine.work(run.interrupt)
-            if wait:
-                run.wait()
-        except RunInterrupted:
-            pass  # raised below, once the end is shown
-        except KeyboardInterrupt:  # before run.wait() could take it
-            run.stop_interrupted()
-        finally:
-            if watcher is not None and run.over.is_set():
-                watcher.finish()
+def show_run(run: Run, live: bool | None, wait: bool) -> Run:
+    """Show a run that has just begun, and wait for it if that is wanted."""
+    watcher = None
+    try:
+        run.is_watched = kernel.is_interactive()
+        watcher = present.watch(run, live, wait)
+        run.engine.work(run.interrupt)
+        if wait:
+            run.wait()
+    except RunInterrupted:
+        pass  # raised below, once the end is shown
+    except KeyboardInterrupt:  # before run.wait() could take it
+        run.stop_interrupted()
+    finally:
+        if watcher is not None and run.over.is_set():
+            watcher.finish()
     if run.interrupts:
         raise RunInterrupted(run)
     return run

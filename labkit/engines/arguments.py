@@ -36,7 +36,6 @@ class LaunchArgs(NamedTuple):
     world_size: Any = 0
     live: bool | None = None
     wait: bool = True
-    log_to: Any = None
     trace: Any = None
     backend: Any = None
     stall_s: Any = None

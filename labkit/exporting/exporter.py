@@ -49,7 +49,6 @@ RANK_SIDE_MODULES = {
     "launchers.run_directory",
     *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
     *("exporting", "exporting.script"),
-    *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparison", "comparison.program"),
     *("trace", "trace.intervals", "trace.profiling"),
 }

@@ -1,6 +1,6 @@
 """What is a secret, by its name and by how it looks, and what is shown in its place.
 
-For whatever leaves the process in which a value was given: reports of failures, trackers, exported scripts. A secret
+For whatever leaves the process in which a value was given: reports of failures, exported scripts. A secret
 that is shown cannot be taken back, so what may be one is left out; numbers are not where only a token's or a key's name
 speaks for it, for models have those too.
 """

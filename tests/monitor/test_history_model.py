@@ -20,7 +20,6 @@ from labkit.monitor.state import RunState
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker
-from labkit.trackers.since import Place, since
 from tests.conftest import LONG_S
 from tests.rank.test_records import batcher_of
 
@@ -40,7 +39,7 @@ def script(ranks):
         st.one_of(
             st.tuples(st.just("log"), rank, STEPS, VALUES),
             st.tuples(st.just("send"), rank),
-            st.tuples(st.just("look"), st.sampled_from(["frame", "drawn", "progress", "curve", "remark", "since"])),
+            st.tuples(st.just("look"), st.sampled_from(["frame", "drawn", "progress", "curve", "remark"])),
             st.tuples(st.just("back"), rank, st.integers(-3, 12)),
         ),
         max_size=25,
@@ -86,7 +85,6 @@ class Model:
             "progress": lambda: [history.progress(rank) for rank in range(history.world_size)],
             "curve": lambda: [history.mean_curve(name) for name in history.names],
             "remark": lambda: finding.first(history),
-            "since": lambda: list(since(history, Place())[0]),
         }
         looks[at]()
 

@@ -1,4 +1,4 @@
-"""Secrets stay where they were given: reports, trackers, exported scripts and jobs are without them."""
+"""Secrets stay where they were given: reports, exported scripts and jobs are without them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from labkit.exporting.secrets import Environment, lines_with_secrets, without_se
 from labkit.protocol import pickling
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, is_surely_secret, looks_random, redact, shown
 from labkit.rank.describe import named
-from labkit.trackers.base import plain
 from labkit.ui import kernel
 from tests.exporting.test_export import HEAD, exported, notebook  # noqa: F401 - fixtures
 from tests.support.fake_engine import FakeEngine
@@ -116,7 +115,7 @@ def test_where_a_wrong_answer_changes_a_program_more_must_speak_for_it(name, val
     assert is_surely_secret(name, value) is is_one
 
 
-# One redaction for reports, trackers and scripts
+# One redaction for reports and scripts
 
 ARGUMENTS = {
     "hf_token": "abc",
@@ -127,15 +126,6 @@ ARGUMENTS = {
     "lr": 0.1,
     "name": "first",
 }
-
-
-def test_a_tracker_gets_no_secrets():
-    given = plain(ARGUMENTS)
-    assert "abc" not in str(given)
-    assert given["hf_token"] == given["keys"] == LEFT_OUT
-    assert given["database"] == "postgres://…@host/db"
-    assert given["hosts"] == "['https://…@one', 'https://two']"
-    assert (given["max_tokens"], given["lr"], given["name"]) == (512, 0.1, "first")
 
 
 def test_a_report_of_a_failure_leaves_out_the_same():

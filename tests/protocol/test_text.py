@@ -14,11 +14,9 @@ from labkit.failures.facts import Diagnosis
 from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable, slug, titled
 from labkit.session import cells
-from labkit.trackers.base import plain
 from labkit.ui import formatting, live, summary
 from labkit.ui.lines import Lines
 from tests.conftest import LONG_S
-from tests.trackers.test_tracking import Notes
 from tests.ui.test_view import fail, finish, log, page, slow_imports_are_paid, started  # noqa: F401 - two are fixtures
 
 HALF = "\ud800"
@@ -71,15 +69,14 @@ def sendable(*shown):
 
 @pytest.fixture(scope="module")
 def failed():
-    tracker = Notes()
-    options = {"name": f"run {HALF}", "live": False, "log_to": tracker, "on": labkit.Here()}
+    options = {"name": f"run {HALF}", "live": False, "on": labkit.Here()}
     with pytest.raises(labkit.WorkerFailed) as caught:
         labkit.launch(fails_with_odd_text, **options)
-    return caught.value, tracker
+    return caught.value
 
 
 def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
-    error, _ = failed
+    error = failed
     run = error.run
     for view in (summary.bundle(run), live.title_html(run), live.states_html(run), live.notice_html(run)):
         sendable(view)
@@ -94,12 +91,8 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     assert rf"no file caf\udce9 for {SHOWN}" in error.cause
 
 
-def test_a_tracker_and_a_table_get_names_that_they_can_write(failed):
-    error, tracker = failed
-    assert tracker.rows == [(0, {f"loss {SHOWN}": 1.0})]
-    assert tracker.others[0][1] == f"run {SHOWN}"
-    assert error.run.history[f"loss {SHOWN}"].tolist() == [1.0]
-    assert plain({HALF: HALF, "many": [HALF]}) == {SHOWN: SHOWN, "many": rf"['{SHOWN}']"}
+def test_a_table_gets_names_that_it_can_write(failed):
+    assert failed.run.history[f"loss {SHOWN}"].tolist() == [1.0]
 
 
 def test_what_the_ranks_of_a_session_print_of_a_value_can_be_shown():

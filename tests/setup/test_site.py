@@ -141,7 +141,7 @@ def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
 
 def test_lists_of_arguments_and_code_are_shown_as_such(site):
     text = (site / "reference" / "labkit.launch.html").read_text()
-    for name in ("world_size", "stall_s", "log_to"):
+    for name in ("world_size", "stall_s", "trace"):
         assert f"<strong>{name}</strong>" in text
     assert "Raises" in text
     assert not re.search(r"<p>(Args|Raises|Attributes|Returns):", text)
