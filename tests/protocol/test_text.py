@@ -165,7 +165,7 @@ def test_lines_that_cannot_be_written_still_end_with_the_error(capsys, monkeypat
 
 
 def test_a_record_of_a_failure_is_plain_text_already(failed):
-    error, _ = failed
+    error = failed
     (failure,) = error.run.failures
     assert isinstance(failure, Failure)
     for text in (failure.summary, failure.traceback, *(part for frame in failure.frames for part in frame[::2])):
