@@ -18,7 +18,6 @@ from labkit.comparison.reading import (
     HERE,
     ON_DEVICES,
     ON_GPUS,
-    break_even,
     columns,
     curves_apart,
     in_order,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
     from labkit.comparison.timed import Timed
-    from labkit.comparison.why import Why
     from labkit.ui.charts import Chart
 
 
@@ -75,8 +73,6 @@ class Comparison:
         """The ideal devices for which steps are computed. Set others, and everything is drawn for those."""
         self.launching: Any = None
         """How functions are launched, where some were (`Launching`, in launching.py): `add` launches others so."""
-        self.reasons: dict[str, Why] = {}
-        """What `why` has found, by title."""
         self._metric = metric
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
@@ -115,22 +111,8 @@ class Comparison:
         if not given:
             raise ValueError("add() needs at least one function, by title: comparison.add(mine=mine)")
         parameters = {key: each for key, each in named.items() if key not in given}
-        self.reasons = {}
         self._launching().changed(given, world_size, parameters).launch(self, given, live)
         return self
-
-    def why(self, title: str) -> Why:
-        """Find out why a run's weights are not the first run's.
-
-        Both functions are launched again without dropout, with BatchNorm's statistics fixed, in 64 bits, as far as
-        their networks have what that changes. What makes the weights equal is the reason.
-
-        Returns what was tried, in words, and the reason, if it is known. Raises ValueError for what was not launched by
-        this comparison.
-        """
-        title = titled(title, self.runs)
-        self.reasons[title] = found = self._launching().find_why(self, title)
-        return found
 
     def _launching(self) -> Any:
         if self.launching is None:
@@ -223,15 +205,8 @@ class Comparison:
         """Return a run's steps on devices of the ranks' own, ideal or real: by rank, then by the rank's devices."""
         return on_devices(self.runs[titled(title, self.runs)], self.devices)
 
-    def break_even(self, title: str) -> float:
-        """Return from which speed of devices, in GFLOP/s, on this link a step is no shorter than the first run's.
-
-        Below it there is enough to compute for what is sent. 0 if it never is shorter, infinite if it always is.
-        """
-        return break_even(self.runs[titled(title, self.runs)], next(iter(self.runs.values())), self.devices)
-
     def notes(self, titles: Sequence[str] | None = None) -> list[str]:
-        """Say which runs are one process after all, on which ideal devices a ranking holds, what those leave out."""
+        """Say which runs are one process after all, and what ideal devices leave out."""
         said = [
             f"{title}: nn.DataParallel has no second GPU here, and calls the network as it is in one process."
             for title in self._measured_titles(titles)
@@ -240,21 +215,11 @@ class Comparison:
         first = next(iter(self._measured_titles()), "")
         if not first or not self.is_simulated:
             return said
-        link, limits, left_out = self.devices.link_gbytes_s, [], []
+        left_out = []
         for title in self._measured_titles(titles):
-            gflops = 0.0 if title == first else self.break_even(title)
-            if gflops == math.inf:
-                limits.append(f"{title} any")
-            elif 0 < gflops < math.inf:
-                limits.append(f"{title} {_short(gflops)} GFLOP/s ({_short(gflops / link)} operations a byte)")
             shares = uncounted(self.runs[title])
             if (together := shares.pop("all", 0.0)) > MUCH:
                 left_out.append(f"{title} {together:.0%} ({next(iter(shares))} {next(iter(shares.values())):.0%})")
-        if limits:
-            said.append(
-                f"With links of {link:,.3g} GB/s, a step is shorter than that of {first} on devices of at most: "
-                f"{', '.join(limits)}."
-            )
         if left_out:
             said.append(
                 "Operators without a formula take no time on ideal devices. Their share of the time in operators "
@@ -388,16 +353,16 @@ class Comparison:
         return read.rename(columns=HEADINGS)
 
     def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "") -> Path:
-        """Write a file to show: a page (".html", which needs no network), a picture (".png") or all numbers (".csv").
+        """Write a page to show, which needs no network. All numbers are `frame().to_csv()`.
 
         With machine, versions, date, load and settings, and a warning where other programs used the cores meanwhile.
 
         Args:
-            path: of the file; its ending says what it becomes.
+            path: of the file, which ends in .html.
             title: above everything; by default the names of the runs.
             notes: your own words below the numbers.
 
-        What `why` has found is there, too. Returns the path. Raises ValueError for another ending, and where no run has
+        Returns the path. Raises ValueError for another ending, and where no run has
         begun.
         """
         return save(self, path, title, notes)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from labkit.comparison import differences, why
 from labkit.comparison.comparison import Comparison, is_function
 from labkit.comparison.measuring import measure
 from labkit.comparison.reading import time_to_come
 from labkit.comparison.replay import LAPTOP, Devices
-from labkit.comparison.why import Why
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming, parameters_of
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
@@ -116,8 +113,6 @@ class Launching:
     stall_s: float | None
     ranks: dict[str, int] = dataclasses.field(default_factory=dict)
     """How many each function had, by title."""
-    calls: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    """What each was launched with, by title."""
 
     def launch(self, comparison: Comparison, functions: Mapping[str, Callable[..., Any]], live: bool = True) -> None:
         """Launch functions, and put their runs in place of earlier ones with their titles."""
@@ -128,11 +123,12 @@ class Launching:
         comparison.runs = {title: run for title, run in comparison.runs.items() if title not in functions}
         comparison.titles = list(dict.fromkeys([*comparison.titles, *functions]))
         self.ranks |= ranks
-        self.calls |= {title: (measure, function, self.parameters) for title, function in functions.items()}
 
         def launching(title: str, session: Any) -> Callable[[], Run]:
             options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False, "wait": False}
-            return lambda: launch(*self.calls[title], **options, world_size=ranks[title], name=title)
+            return lambda: launch(
+                measure, functions[title], self.parameters, **options, world_size=ranks[title], name=title
+            )
 
         with reserved(self.on, ranks.values()) as session:
             grow(comparison, {title: launching(title, session) for title in functions}, live)
@@ -147,33 +143,6 @@ class Launching:
         if world_size is None and self.ranks:
             world_size = {title: self.ranks.get(title, max(self.ranks.values())) for title in functions}
         return dataclasses.replace(self, parameters={**self.parameters, **parameters}, world_size=world_size)
-
-    def find_why(self, comparison: Comparison, title: str) -> Why:
-        """Find out why a run's weights are not the first run's: what `Comparison.why` does."""
-        if title not in self.calls:
-            raise ValueError(f"why() launches functions again, and {title!r} is none that this comparison has launched")
-        first = next(iter(comparison.runs))
-        if first not in self.calls:
-            raise ValueError(f"why() launches functions again, and the first run, {first!r}, was given as a run")
-        results = {each: comparison.runs[each].results for each in (first, title)}
-        seen = [frozenset().union(*(rank.samples for rank in ranks)) for ranks in results.values()]
-        found = frozenset().union(*(rank.suspects for ranks in results.values() for rank in ranks))
-        options: dict[str, Any] = {"stall_s": self.stall_s, "live": False}
-
-        def try_without(changes: Sequence[str]) -> tuple[float, str]:
-            weights = []
-            for each in (first, title):
-                call = (*self.calls[each], tuple(changes))
-                try:
-                    run = launch(*call, **options, world_size=self.ranks[each], name=f"{each}, {', '.join(changes)}")
-                except WorkerFailed as error:
-                    return math.nan, f"could not be tried: {str(error).splitlines()[0]}"
-                weights.append([rank.weights for rank in run.results])
-            told = differences.columns(*weights)
-            return told["difference"], told["weights"]
-
-        with reserved(self.on, (self.ranks[first], self.ranks[title])) as options["on"]:
-            return why.find(found, try_without, seen[0] == seen[1] if all(seen) else None)
 
 
 def reserved(on: Any, ranks: Iterable[int]) -> contextlib.AbstractContextManager[Any]:

@@ -36,12 +36,8 @@ class Measured:
     is_on_gpu: bool = False
     buffers: frozenset[str] = frozenset()
     """The last parts of the names of the network's buffers."""
-    suspects: frozenset[str] = frozenset()
-    """What of the network may make a step differ from that of one process (`labkit.comparison.why`)."""
     is_one_replica: bool = False
     """Whether `nn.DataParallel` was called where it has fewer than two devices, and so calls the network as it is."""
-    samples: frozenset[int] = frozenset()
-    """Hashes of the samples of the first step, where the network was called with data."""
     load: Load = Load()
     """What the machine did up to the last of `steps_s`."""
     exact: bool | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from labkit.comparison import differences, why
+from labkit.comparison import differences
 from labkit.comparison.held import Held
 from labkit.comparison.measured import Measured
 from labkit.comparison.program import Program, Recorder
@@ -38,12 +38,10 @@ class Plan(NamedTuple):
     end: int = 13
 
 
-def measure(
-    worker: Any, function: Callable[..., Any], parameters: dict[str, Any], changes: Sequence[str] = ()
-) -> Measured:
+def measure(worker: Any, function: Callable[..., Any], parameters: dict[str, Any]) -> Measured:
     """Call `function(worker, **parameters)` and measure its steps. To be launched: what `labkit.compare` launches."""
     observer = Observer(worker.device)
-    with why.without(changes) if changes else contextlib.nullcontext(), observer.watching():
+    with observer.watching():
         returned = function(worker, **parameters)
     if isinstance(returned, Mapping):
         returned = {k: differences.portable(v) if isinstance(v, Tensor) else v for k, v in returned.items()}
@@ -70,9 +68,7 @@ class Observer:
         self._modules: dict[int, torch.nn.Module] = {}
         """Those that the first step has called, until it is over: some are copies, and nobody else keeps these."""
         self._buffers: frozenset[str] = frozenset()
-        self._suspects: frozenset[str] = frozenset()
         self._is_one_replica = False
-        self._samples: set[int] = set()
         self._meter = LoadMeter()
         self._load = Load()
 
@@ -89,15 +85,11 @@ class Observer:
             self._open.close()
 
     def _note_module(self, module: torch.nn.Module, inputs: Any) -> None:
-        # What needs no gradient is data; parts of a batch come here one after the other.
-        if inputs and isinstance(inputs[0], Tensor) and not inputs[0].requires_grad:
-            self._samples |= why.fingerprints(inputs[0])
         self._modules[id(module)] = module
 
     def _name_buffers(self) -> None:
         modules = list(self._modules.values())
         self._buffers = differences.buffer_names(modules)
-        self._suspects = why.suspects(modules, [weight for module in modules for weight in module.parameters(False)])
         self._is_one_replica = any(
             isinstance(module, torch.nn.DataParallel) and len(module.device_ids) < 2 for module in modules
         )
@@ -160,9 +152,7 @@ class Observer:
             held.by_device(),
             is_on_gpu,
             self._buffers,
-            self._suspects,
             self._is_one_replica,
-            frozenset(self._samples),
             self._load,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import statistics
@@ -193,31 +192,6 @@ def one_step(lanes: Sequence[Sequence[Timed]]) -> list[list[Lane]]:
         return [(w, a - window.start_s, b - window.start_s) for w, a, b in exclusive(one.marks, window)]
 
     return [[lane(one) for one in of_rank] for of_rank in lanes]
-
-
-def break_even(run: Run, first: Run, devices: Devices) -> float:
-    """Return from which speed of devices, in GFLOP/s, on this link a run's step is no shorter than the first's.
-
-    0 if it never is shorter, infinite if it always is; NaN on real devices, or where steps cannot be computed.
-    """
-    if any(rank.is_on_gpu for each in (run, first) for rank in measured(each)):
-        return math.nan
-
-    def gained(gflops: float) -> float:
-        at = dataclasses.replace(devices, gflops=gflops)
-        return device_step_s(first, at) - device_step_s(run, at)
-
-    low, high = 1e-2, 1e9
-    if math.isnan(gained(low)):
-        return math.nan
-    if gained(low) <= 0:
-        return 0.0
-    if gained(high) > 0:
-        return math.inf
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if gained(middle) > 0 else (low, middle)
-    return high
 
 
 def typical(steps: Sequence[Mark]) -> Mark:

@@ -1,10 +1,9 @@
-"""A comparison as a file to show: a page, a picture, or a table, with what it was measured on, when, and how busily."""
+"""A comparison as a page to show, with what it was measured on, when, and how busily."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import os
 import statistics
 import sys
@@ -57,15 +56,14 @@ class Circumstances:
 
 
 def save(comparison: Any, path: str | os.PathLike[str], title: str, notes: str) -> Path:
-    """Write a `labkit.Comparison` to a file, as its ending says: ".html", ".png" or ".csv". Return the path."""
+    """Write a `labkit.Comparison` to a page. Return the path."""
     target = Path(path)
-    writers = {".html": _page, ".png": _picture, ".csv": _csv}
-    if target.suffix not in writers:
-        raise ValueError(f"a comparison is saved as {', '.join(writers)}, got {target.name!r}")
+    if target.suffix != ".html":
+        raise ValueError(f"a comparison is saved as .html, got {target.name!r}; its numbers are frame().to_csv()")
     if not comparison.runs:
         raise ValueError("there is nothing to save: no run has begun")
     title = title or f"{', '.join(comparison.titles[:-1])} and {comparison.titles[-1]}".removeprefix(" and ")
-    target.write_bytes(writers[target.suffix](comparison, title, notes))
+    target.write_bytes(_page(comparison, title, notes))
     return target
 
 
@@ -79,8 +77,6 @@ def facts(comparison: Any, notes: str = "") -> dict[str, str]:
     found["settings"] = "; ".join(_settings(comparison))
     found["steps timed"] = ", ".join(f"{title} {count}" for title, count in _steps(comparison).items())
     found["load"] = "; ".join(_load(comparison)) or "not measured"
-    for title, why in comparison.reasons.items():
-        found[f"why {title} differs"] = why.reason or str(why)
     if notes:
         found["notes"] = notes
     return {heading: text for heading, text in found.items() if text}
@@ -116,9 +112,6 @@ def _load(comparison: Any) -> list[str]:
     return [f"other programs used {statistics.fmean(known):.1f} of {host.cores()} cores on average"]
 
 
-# A page
-
-
 def _page(comparison: Any, title: str, notes: str) -> bytes:
     import plotly.io
 
@@ -138,79 +131,3 @@ def _page(comparison: Any, title: str, notes: str) -> bytes:
 {"".join(pictures)}
 <dl>{about}</dl></html>
 """.encode()
-
-
-# A picture
-
-
-LINE_IN, CHARACTER_IN, WIDTH_IN = 0.14, 0.062, 7.6
-"""Inches of a line, of a character, and of the picture, which is as wide as those of charts."""
-
-
-def _picture(comparison: Any, title: str, notes: str) -> bytes:
-    """Stack title, table and charts, and what they were measured on."""
-    from PIL import Image
-
-    from labkit.ui import pictures
-
-    lines = [*warnings(comparison), *(f"{name}: {text}" for name, text in facts(comparison, notes).items())]
-    wrapped = [part for line in lines for part in textwrap.wrap(line, 118)]
-    texts = comparison.texts()
-    pngs = [
-        _drawn([[textwrap.shorten(title, 80)]], 0.26, size=12, weight="bold"),
-        _drawn([["", *map(str, texts)], *([str(name), *row] for name, row in texts.iterrows())], LINE_IN, rules=True),
-        *(pictures.picture(chart) for chart in comparison.pictures()),
-        _drawn([[line] for line in wrapped], LINE_IN, color="#444444"),
-    ]
-    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
-    whole = Image.new("RGB", (max(part.width for part in parts), sum(part.height for part in parts)), "white")
-    top = 0
-    for part in parts:
-        whole.paste(part, (0, top))
-        top += part.height
-    found = io.BytesIO()
-    whole.save(found, "PNG", optimize=True)
-    return found.getvalue()
-
-
-def _drawn(rows: list[list[str]], line_in: float, rules: bool = False, size: float = 6.5, **look: Any) -> bytes:
-    """Return a PNG of some rows of texts, in columns as wide as what stands in them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    cells = [[textwrap.wrap(text, 15) or [""] if rules else [text] for text in row] for row in rows]
-    widths = [max(len(line) for row in cells for line in row[column]) + 1.5 for column in range(len(cells[0]))]
-    factor = min(CHARACTER_IN, 0.97 * WIDTH_IN / sum(widths)) if rules else 0.0
-    heights = [line_in * max(map(len, row)) + 0.06 * rules for row in cells]
-    height = sum(heights) + 0.16
-    page = Figure(figsize=(WIDTH_IN, height), dpi=100, facecolor="white")
-    size = min(size, size * factor / CHARACTER_IN * 1.05) if rules else size
-    top = height - 0.08
-    for row, row_in in zip(cells, heights, strict=True):
-        left = 0.1
-        for parts, width in zip(row, widths, strict=True):
-            page.text(left / WIDTH_IN, top / height, "\n".join(parts), fontsize=size, va="top", **look)
-            left += factor * width
-        top -= row_in
-        if rules:
-            page.add_artist(_rule(top / height))
-    found = io.BytesIO()
-    FigureCanvasAgg(page).print_png(found)
-    return found.getvalue()
-
-
-def _rule(y: float) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([0.01, 0.99], [y + 0.01, y + 0.01], color="#cccccc", linewidth=0.5)
-
-
-# A table
-
-
-def _csv(comparison: Any, title: str, notes: str) -> bytes:
-    """Return all numbers; above them, in lines that begin with "#", what they were measured on."""
-    about = {"title": title, **facts(comparison, notes)}
-    lines = [f"# {heading}: {' '.join(text.split())}\n" for heading, text in about.items()]
-    lines += [f"# warning: {each}\n" for each in warnings(comparison)]
-    return ("".join(lines) + comparison.frame().to_csv(index_label="way")).encode()

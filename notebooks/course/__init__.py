@@ -8,6 +8,7 @@
     datasets, models          the data and the networks
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
+    changes       a training function without dropout, BatchNorm or low precision
     formulas, facts, mistakes     what several lessons use, and each text's mistakes with their places
     batch_scripts, launch_environments      what batch scripts start, and what launchers tell a process
     overview      where the reader is, and the same training without labkit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import steps as steps
     from course import strategies as strategies
     from course import transformer as transformer
+    from course.changes import without as without
     from course.exercises import tally as tally
     from course.exercises.checking import check as check
     from course.exercises.predicting import predict as predict
@@ -57,6 +59,7 @@ _HOMES = {
     "strip": "overview",
     "tally": "exercises",
     "which_way": "tables",
+    "without": "changes",
 }
 """The module of each public name …"""
 

@@ -39,7 +39,6 @@ RETURNED = {
     "comparison.hardware": ("Device", "DEVICES"),
     "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
-    "comparison.why": ("Why",),
     "comparison.measured": ("Measured",),
     "launchers.ray.working_dir": ("without_runs",),
     "launchers.slurm.options": ("table",),
