@@ -88,7 +88,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.trace import profiling as profiling
     from labkit.ui import charts as charts
     from labkit.ui.present import show as show
-    from labkit.ui.process_table import processes as processes
 
 
 __version__ = VERSION
@@ -113,7 +112,6 @@ _HOMES = {
     "export": "exporting.exporter",
     "launch": "launcher",
     "log": "rank.current",
-    "processes": "ui.process_table",
     "run_module": "launcher",
     "run_script": "launcher",
     "runs": "run",

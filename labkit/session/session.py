@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from labkit.launchers.ray.target import Ray
     from labkit.launchers.slurm.target import Slurm
     from labkit.launchers.torchrun import Torchrun
-    from labkit.ui.process_table.holders import HeldProcess
 
 END_TOLD_S = 20.0
 """How long it may take to learn why a session is over that is attached to."""
@@ -44,11 +43,6 @@ IDLE_ON_A_CLUSTER_S = 1800.0
 """How long ranks are kept with nothing to do, unless a session is told otherwise."""
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def holders() -> list[Session]:
-    """Return the sessions that are open, for `labkit.processes`."""
-    return list(_open)
 
 
 class Session(Target):
@@ -354,20 +348,6 @@ class Session(Target):
         from labkit.session import view
 
         view.show(self._facts, self.ended, self.close)
-
-    # As a holder of processes, for `labkit.processes`
-
-    def processes(self) -> list[HeldProcess]:
-        """Return the ranks' processes, as far as they are on this machine."""
-        from labkit.ui.process_table.holders import held
-
-        name, pids = self.busy_with, self._reserve.pids_here
-        here = [(rank, pids[rank.rank]) for rank in self.ranks if rank.rank in pids]
-        return [one for rank, pid in here for one in held("session", name, rank.rank, pid, rank.state, self)]
-
-    def end(self, pid: int) -> None:
-        """Begin to close the session."""
-        threading.Thread(target=self.close, name="labkit-close", daemon=True).start()
 
     def _close_if_idle(self) -> None:
         if self.idle_left_s <= 0 and not self.over:

@@ -212,7 +212,6 @@ except labkit.WorkerFailed as failure:
     print(failure.diagnosis.headline)
 """,
     "print(labkit.launch(train, 3, on=ranks, live=False).status)",
-    "labkit.processes()",
 )
 
 
@@ -240,9 +239,6 @@ def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(pag
     page.wait_until_run(4)
     view.scroll_into_view_if_needed()
     screenshot(page, "session_replaced")
-    page.run_cell(5)
-    page.cell(5).locator("text=/session/").first.wait_for()
-    screenshot(page, "processes")
     view.locator("button", has_text="Close").click()
     page.cell(0).locator("text=/gone: they were closed/").wait_for()
     screenshot(page, "session_closed")

@@ -228,9 +228,6 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
             assert run.history["loss"].tolist() == local.history["loss"].tolist()
         session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
         pids = session.pids
-        assert [(one.kind, one.rank, one.pid) for one in labkit.processes()] == [
-            ("session", rank, pid) for rank, pid in enumerate(pids)
-        ]
         error = end_of(labkit.launch(workloads.fit, 20, 3, "SIGKILL", on=session, wait=False, live=False))
         assert error.rank == 1
         capsys.readouterr()

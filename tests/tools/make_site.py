@@ -47,7 +47,6 @@ RETURNED = {
     "monitor.output": ("Found",),
     "trace.profiling": ("PARTS",),
     "trace.trace": ("Trace",),
-    "ui.process_table": ("HeldProcess", "Processes"),
 }
 """What public names return or take, of modules of labkit that are not public."""
 

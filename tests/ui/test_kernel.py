@@ -682,28 +682,3 @@ def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(t
         assert notebook.value("'plotly' in __import__('sys').modules")
     finally:
         notebook.close()
-
-
-# What labkit holds
-
-
-def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_table(fresh_notebook):
-    notebook = fresh_notebook
-    notebook.run("""
-        def spin(worker):
-            while True:
-                worker.log(loss=0.0)
-    """)
-    notebook.run("run = labkit.launch(spin, wait=False, live=False)\nwhile 'starting' in run.states: time.sleep(0.01)")
-    cell = notebook.run("labkit.processes()", watched=True)
-    assert any(WIDGET in data for data in cell.data)
-    buttons = [comm for comm, what in notebook.open_comms.items() if what == "ButtonModel"]
-    assert len(buttons) == 2
-    notebook.click(buttons[1])
-    notebook.listen_until(lambda: "ended" in cell.html, LONG_S)
-    assert all(f"run 'spin', rank {rank}" in cell.html for rank in (0, 1))
-    assert not any(WIDGET in data for data in cell.data)
-    assert notebook.value("(run.over.wait(60), run.status, len(labkit.processes()))") == (True, "stopped", 0)
-    notebook.close_unshown()
-    stays = ["HTMLModel", "HTMLStyleModel", "LayoutModel", "LayoutModel", "VBoxModel"]
-    notebook.listen_until(lambda: sorted(notebook.open_comms.values()) == stays)  # for pages that keep the widget

@@ -252,18 +252,3 @@ def _drop() -> None:
     with _lock:
         while _ready:
             _ready.pop().close()
-
-
-def listed() -> list[tuple[int, str]]:
-    """Return the process id of each rank that stands by, and whether it is "importing" or "ready"."""
-    with _lock:
-        _look_who_is_warm()
-        return [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
-
-
-def end(pid: int) -> None:
-    """End the standby rank with this process id, if there is one."""
-    with _lock:
-        for process in [one for one in _ready if one.pid == pid]:
-            _ready.remove(process)
-            process.close()
