@@ -230,13 +230,13 @@ class Run(RunRecord):
         """Ask the ranks; return whether all that are at work wait in calls that need this one, as far as is known."""
         return self._stack_query in self._observers and self._stack_query.all_may_wait_for(rank)
 
-    def figure(self, ranks: Sequence[int] = ()) -> Any:
+    def figure(self) -> Any:
         """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of
-        more than 16 ranks a band, and curves of those that stand apart and of `ranks`.
+        more than 16 ranks the least, mean and greatest value.
         """
         from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-        return charts.of_run(self, ranks)
+        return charts.of_run(self)
 
     def is_of_an_earlier_execution(self, other: Run) -> bool:
         """Whether an earlier execution of the cell that has launched the other run has launched this one."""

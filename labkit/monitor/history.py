@@ -7,7 +7,7 @@ import itertools
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,10 @@ PANELS = 100
 """Names that a chart has panels for, at most: more take seconds to draw, and nobody looks at them."""
 
 FEW = 16
-"""Ranks that are drawn, listed and averaged one by one, at most; of more, see `large_world`."""
+"""Ranks that are drawn and listed one by one, at most. Of more, a chart has the least, mean and greatest value."""
+
+SPANS = 400
+"""Points of a curve over many ranks, at most: with more steps, neighbours merge."""
 
 MEAN = "mean"
 """Label of the curve over all ranks, beside "rank 0", "rank 1", …"""
@@ -58,13 +61,9 @@ class Curve(NamedTuple):
     name: str
     """What was logged: its panel."""
     key: str
-    """The same whenever it is drawn again: "rank 3", "mean", an edge of a band, "slot 2"."""
-    label: str
-    """In the legend; "" leaves it out there."""
+    """The same whenever it is drawn again, and its label: "rank 3", "mean"; of many ranks "least", "greatest"."""
     x: Any
     y: Any
-    look: Mapping[str, Any] = {}
-    """As `plotly.graph_objects.Scatter` takes it, for what is no rank's curve, and no mean: the edge of a band, say."""
 
 
 class _Calls(NamedTuple):
@@ -325,8 +324,7 @@ class History:
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
 
-        There is a mean only of steps that every rank of the run has logged (of many ranks, most of those that log the
-        name), and only with several ranks.
+        There is a mean only of steps that every rank of the run has logged, and only with several ranks.
         """
         ranks = range(self.world_size) if ranks is None else ranks
         with self.settled():
@@ -335,20 +333,40 @@ class History:
             mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
-    def drawn(self, asked: Sequence[int] = ()) -> list[Curve]:
-        """Return the curves of a chart: of each name each rank and then the mean. `asked` are ranks to be shown."""
+    def drawn(self) -> list[Curve]:
+        """Return the curves of a chart: of each name each rank and then the mean; of many ranks `over_ranks`."""
         names = self.charted
+        if self.world_size > FEW:
+            return [curve for name in names for curve in self.over_ranks(name)]
         with self.settled():
             self._bring_up(names)
-        return [Curve(name, key, key, x, y) for name in names for key, (x, y) in self.curves(name).items()]
+        return [Curve(name, key, x, y) for name in names for key, (x, y) in self.curves(name).items()]
 
-    def listed(self, states: Sequence[str], asked: Sequence[int] = ()) -> dict[int, str]:
-        """Return the ranks to list, each with why, or ""; of few ranks all. `asked` are ranks to be shown."""
-        return dict.fromkeys(range(self.world_size), "")
+    def over_ranks(self, name: str) -> list[Curve]:
+        """Return the least, mean and greatest value of `name` over ranks. NaN and Inf count as no value.
 
-    def headline(self, states: Sequence[str]) -> str:
-        """Return what is said of all ranks, in one line; "" for nothing: they are listed."""
-        return ""
+        Steps merge into `SPANS` spans. A span is drawn once half of the ranks that log the name have a value there.
+        """
+        columns = self.logged(name)
+        ranks, steps, y = (column[np.isfinite(columns[2])] for column in columns)
+        known = np.unique(steps)
+        span = np.searchsorted(known, steps) * SPANS // max(SPANS, len(known))
+        count = int(span.max(initial=-1)) + 1
+        last = np.full(count, np.iinfo(np.int64).min)
+        least, greatest = np.full(count, np.inf), np.full(count, -np.inf)
+        np.maximum.at(last, span, steps)
+        np.minimum.at(least, span, y)
+        np.maximum.at(greatest, span, y)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = np.bincount(span, y, minlength=count) / np.bincount(span, minlength=count)
+        who = np.unique(span * self.world_size + ranks) // self.world_size
+        at = np.bincount(who, minlength=count) >= len(np.unique(ranks)) / 2
+        return [Curve(name, k, last[at], v[at]) for k, v in (("least", least), (MEAN, mean), ("greatest", greatest))]
+
+    def listed(self, states: Sequence[str]) -> list[int]:
+        """Return the ranks to list: the first `FEW`, and of the others the first that have failed."""
+        failed = [rank for rank, state in enumerate(states) if state == "failed" and rank >= FEW]
+        return [*range(min(FEW, self.world_size)), *failed[:FEW]]
 
     def mean_curve(self, name: str) -> Points:
         """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.

@@ -1,12 +1,9 @@
-"""What ranks print, kept within bounds, and words looked for in it."""
+"""What ranks print, kept within bounds."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
 
-from labkit.failures.grouping import alike
 from labkit.protocol.text import printable
 
 LINES_KEPT = 10_000
@@ -22,15 +19,12 @@ class RankOutput:
     def __init__(self) -> None:
         self.dropped = 0
         """Lines that are lost, the oldest."""
-        self.count = 0
-        """Pieces of output that have come."""
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._new: deque[str] = deque(maxlen=LINES_KEPT)
         self._partial = ""
 
     def add(self, text: str) -> None:
         """Take what the rank has printed; it need not end with a line."""
-        self.count += 1
         *complete, partial = (self._partial + printable(text)).split("\n")
         for line in complete:
             if line.startswith("[Gloo] Rank ") and " is connected to " in line:
@@ -57,31 +51,12 @@ class RankOutput:
         last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
         return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
 
-    def lines(self) -> list[str]:
-        """Return the lines that are kept, an unfinished one included."""
-        return [*self._lines, _after_carriage_returns(self._partial)]  # in one go: more may come meanwhile
-
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
-        return head + "\n".join(self.lines())
+        lines = [*self._lines]  # in one go: more may come meanwhile
+        return head + "\n".join([*lines, _after_carriage_returns(self._partial)])
 
 
 def _after_carriage_returns(line: str) -> str:
     """What a terminal would show of a line that a progress bar has rewritten."""
     return line.rstrip("\r").rsplit("\r", 1)[-1]
-
-
-class Found(NamedTuple):
-    """A line that was looked for."""
-
-    line: str
-    ranks: list[int]
-    """Which have printed it."""
-
-
-def search(outputs: Iterable[RankOutput], words: str) -> list[Found]:
-    """Return the lines of each rank's output with these words in them, in any case; those of the fewest ranks first."""
-    wanted = words.lower()
-    lines = (dict.fromkeys(line for line in output.lines() if wanted in line.lower()) for output in outputs)
-    ranks = alike((line, rank) for rank, found in enumerate(lines) for line in found)
-    return sorted((Found(*each) for each in ranks.items()), key=lambda found: len(found.ranks))

@@ -14,7 +14,6 @@ from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.frames import frames_of
 from labkit.failures.stacks import Stacks
 from labkit.monitor.history import History, Progress
-from labkit.monitor.output import Found, search
 from labkit.monitor.results import UnloadedResult
 from labkit.monitor.state import RunState
 from labkit.protocol import events
@@ -180,15 +179,6 @@ class RunRecord:
         """Return the last lines that each rank printed, an unfinished one included."""
         with self.lock:
             return [rank.output.tail(lines) for rank in self._state.ranks]
-
-    @property
-    def output_count(self) -> int:
-        """How much the ranks have printed so far; another number whenever there is more."""
-        return sum(rank.output.count for rank in self._state.ranks)
-
-    def search_output(self, words: str) -> list[Found]:
-        """Return the lines with these words in them, in any case, each with its ranks; those of the fewest first."""
-        return search((rank.output for rank in self._state.ranks), words)
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""

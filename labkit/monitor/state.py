@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.failures.facts import Diagnosis, RankFacts
-from labkit.monitor.history import FEW, History
-from labkit.monitor.large_world import LargeWorldHistory
+from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
 from labkit.monitor.pace import Pace
 from labkit.monitor.results import load
@@ -63,7 +62,7 @@ class RunState:
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
         self.ranks = [RankState(rank) for rank in range(world_size)]
-        self.recorded: History = History(world_size) if world_size <= FEW else LargeWorldHistory(world_size)
+        self.recorded = History(world_size)
         """What was logged, in the form that charts draw."""
         self.pace = Pace(world_size)
         """How long its steps take."""

@@ -168,7 +168,7 @@ def _said(trace: Any) -> str:
         along, across = (trace.x, trace.y) if trace.orientation == "h" else (trace.y, trace.x)
         numbers = _numbers(along)
         return ", ".join(f"{label} {value:.3g}" for label, value in zip(across, numbers, strict=False))[:200]
-    if trace.type != "scatter" or trace.fill:
+    if trace.type != "scatter":
         return ""
     y = _numbers(trace.y)
     y = y[np.isfinite(y)]
@@ -222,33 +222,35 @@ def single(values: Any) -> Any:
 
 
 def _line(curve: Curve) -> go.Scatter:
-    look = curve.look
-    if not look:
-        is_mean = curve.key == MEAN
-        rank = 0 if is_mean else int(curve.key.split()[1])
-        line = {"color": INK if is_mean else rank_color(rank), "width": 2.2 if is_mean else 1.2}
-        look = {"line": {**line, "dash": rank_dash(rank)}, "opacity": 1.0 if is_mean else 0.8}
-        look = {**look, "legendgroup": curve.key, "marker": {"size": 5}}
-    return go.Scatter(x=compact(curve.x), y=single(curve.y), meta=[curve.name, curve.key], **look)
+    is_mean, is_rank = curve.key == MEAN, curve.key.startswith("rank ")
+    rank = int(curve.key.split()[1]) if is_rank else 0
+    line = {"color": rank_color(rank) if is_rank else INK, "width": 2.2 if is_mean else 1.2}
+    return go.Scatter(
+        x=compact(curve.x),
+        y=single(curve.y),
+        meta=[curve.name, curve.key],
+        line={**line, "dash": rank_dash(rank)},
+        opacity=1.0 if is_mean else 0.8,
+        legendgroup=curve.key,
+        marker={"size": 5},
+    )
 
 
 def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
     """Have every label in the legend once, where its first curve is that has points."""
-    in_legend = {""}
+    in_legend = set()
     for trace, curve in zip(traces, curves, strict=True):
-        trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
-        in_legend |= {curve.label} if len(curve.x) else set()
-        if not curve.look:
-            trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
+        trace.name, trace.showlegend = curve.key, bool(len(curve.x)) and curve.key not in in_legend
+        in_legend |= {curve.key} if len(curve.x) else set()
+        trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
 
 
-def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Chart:
+def logged(history: History, title: str = "") -> Chart:
     """Draw all that was logged: a panel per name; in it a curve per rank, and their mean.
 
-    Of many ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a curve for
-    each of the few ranks that stand apart, and of `ranks`.
+    Of more than 16 ranks it has the least, mean and greatest value at each step.
     """
-    curves = history.drawn(ranks)
+    curves = history.drawn()
     names = list(dict.fromkeys(curve.name for curve in curves))
     if (count := len([name for name in history.names if name != SAMPLES])) > PANELS:
         title = f"{title} (the first {PANELS} of {count:,} names)".strip()
@@ -284,9 +286,9 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
     return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
 
 
-def of_run(run: RunRecord, ranks: Sequence[int] = ()) -> Chart:
-    """Return the chart of what a run has logged so far; of many ranks these, too, have a curve."""
-    return logged(run.recorded, title=run.name, ranks=ranks)
+def of_run(run: RunRecord) -> Chart:
+    """Return the chart of what a run has logged so far."""
+    return logged(run.recorded, title=run.name)
 
 
 def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) -> None:
@@ -302,9 +304,9 @@ def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) ->
     )
 
 
-def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
+def refresh(figure: go.Figure, history: History) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = history.drawn(ranks)
+    curves = history.drawn()
     first = not_finite.first(history)
     if bool(figure.layout.shapes) != (first is not None and first.name in {curve.name for curve in curves}):
         return False

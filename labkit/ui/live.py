@@ -11,7 +11,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as widgets
@@ -20,7 +21,6 @@ from labkit.monitor.history import FEW, SAMPLES
 from labkit.monitor.record import RunRecord
 from labkit.protocol.text import print_text
 from labkit.ui import formatting, kernel, page, pictures, prewarm, summary
-from labkit.ui.boxes import Boxes
 from labkit.ui.lines import Lines
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.watcher import Watcher
@@ -91,7 +91,7 @@ class LiveView(Watcher):
         layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
         self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
-        self._output = Tabs(run) if run.world_size <= FEW else Boxes(run)
+        self._output = Tabs(run)
         self._figure: Any = None
         """What was logged, as a chart, once it has been drawn."""
         self._chart: Any = None
@@ -106,7 +106,7 @@ class LiveView(Watcher):
         self._panel: Any = None
         """The debugger's, from the first question on."""
         self._box = widgets.VBox(self._children())
-        for widget in (self._button, self._output.output, *self._output.boxes):
+        for widget in (self._button, self._output.output):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
@@ -119,7 +119,7 @@ class LiveView(Watcher):
         page.ask()
 
     def _children(self) -> list[Any]:
-        middle = [part for part in (self._output.row, self._panel, self._chart, self._picture) if part is not None]
+        middle = [part for part in (self._panel, self._chart, self._picture) if part is not None]
         return [self._top, self._states, *middle, self._output.output]
 
     def _show(self) -> None:
@@ -147,13 +147,13 @@ class LiveView(Watcher):
     def _show_final_chart(self) -> None:
         from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-        self._figure = charts.of_run(self._run, self._output.ranks)
+        self._figure = charts.of_run(self._run)
         self._figure.update_shown(self._chart_handle)
 
     def _leave(self) -> None:
         """Have the widgets show what stays, and close what was only for a run that goes on."""
         bundle = self._bundle
-        live = [part for part in (self._top, self._states, self._output.row, self._output.output) if part is not None]
+        live: list[Any] = [self._top, self._states, self._output.output]
         page.wait_for_answer()
         stays: list[Any] = [widgets.HTML(bundle.get("text/html") or f"<pre>{html.escape(bundle['text/plain'])}</pre>")]
         if self._figure is not None and self._draw_figure(lives=""):
@@ -187,7 +187,7 @@ class LiveView(Watcher):
             self._said.wait(1)
 
     def _draw(self) -> None:
-        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._output.ranks)
+        self._title.value, self._states.value = title_html(self._run), states_html(self._run)
         self._notice.value = notice_html(self._run, page.missing())
         self._notice.layout.display = None if self._notice.value else "none"
         self._output.draw()
@@ -216,11 +216,11 @@ class LiveView(Watcher):
             return  # the states are to be seen meanwhile, and the end, should it come
         from labkit.ui import charts
 
-        now = (history.version, tuple(self._output.ranks), page.runs_widgets_of_ours())
+        now = (history.version, page.runs_widgets_of_ours())
         if now == self._drawn:
             return
-        if self._figure is None or not charts.refresh(self._figure, history, self._output.ranks):
-            self._figure = charts.logged(history, ranks=self._output.ranks)
+        if self._figure is None or not charts.refresh(self._figure, history):
+            self._figure = charts.logged(history)
         if self._draw_figure(lives="run"):
             self._drawn = now
 
@@ -272,27 +272,21 @@ class LiveView(Watcher):
 
 
 class Tabs:
-    """What the ranks print, a tab each. Of many ranks there is `Boxes` in its place."""
-
-    ranks: Sequence[int] = ()
-    """Those that are to be shown besides."""
-    row: Any = None
-    """A widget above the chart …"""
-    boxes: Sequence[Any] = ()
-    """… and those in it that one types into."""
+    """What the first `FEW` ranks print, a tab each."""
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run
-        self._texts = [widgets.HTML() for _ in range(run.world_size)]
-        self._seen = [""] * run.world_size
+        count = min(FEW, run.world_size)
+        self._texts = [widgets.HTML() for _ in range(count)]
+        self._seen = [""] * count
         self.output = widgets.Tab(self._texts)
         self.output.layout.display = "none"
-        for rank in range(run.world_size):
+        for rank in range(count):
             self.output.set_title(rank, f"rank {rank}")
 
     def draw(self) -> None:
         """Bring the tabs up to date."""
-        for rank, tail in enumerate(self._run.output_tail(formatting.TAIL_LINES)):
+        for rank, tail in enumerate(self._run.output_tail(formatting.TAIL_LINES)[:FEW]):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
                 self._texts[rank].value = formatting.output_html(tail)
@@ -319,19 +313,17 @@ def notice_html(run: RunRecord, of_page: str = "") -> str:
     return shown
 
 
-def states_html(run: RunRecord, asked: Sequence[int] = ()) -> str:
+def states_html(run: RunRecord) -> str:
     """Return a table of the ranks: state, step, progress, rates and last values.
 
-    Of many it has only some, each with why; those that are asked for, say.
+    Of many it has the first and those that have failed, below how many there are in which state.
     """
-    states, history = run.states, run.recorded
-    why = history.listed(states, asked)
-    rows = [
-        (rank, states[rank], [*([said] if said else []), *_progress_cells(run, rank, states[rank])])
-        for rank, said in why.items()
-    ]
-    headline = html.escape(history.headline(states))
-    return (f'<div style="line-height:1.4">{headline}</div>' if headline else "") + ranks_html(rows)
+    states = run.states
+    rows = [(rank, states[rank], _progress_cells(run, rank, states[rank])) for rank in run.recorded.listed(states)]
+    if run.world_size <= FEW:
+        return ranks_html(rows)
+    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).most_common())
+    return f'<div style="line-height:1.4">{run.world_size:,} ranks: {counts}</div>{ranks_html(rows)}'
 
 
 def _progress_cells(run: RunRecord, rank: int, state: str) -> list[str]:

@@ -101,9 +101,9 @@ def as_html(run: RunRecord) -> str:
             )
         parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
     output = {rank: text for rank, text in enumerate(run.output) if text}
-    shown = [rank for rank in dict.fromkeys([0, *run.recorded.listed(run.states)]) if rank in output]
+    shown = [rank for rank in run.recorded.listed(run.states) if rank in output]
     if others := len(output) - len(shown):
-        parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
+        parts.append(f"<div>output of {others:,} more ranks: run.output</div>")
     for rank in shown:
         tail = "\n".join(output[rank].splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
         parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
