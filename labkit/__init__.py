@@ -75,7 +75,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launchers.ray.target import Ray as Ray
     from labkit.launchers.slurm.target import Slurm as Slurm
     from labkit.launchers.torchrun import Torchrun as Torchrun
-    from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.rank.current import current as current
     from labkit.rank.current import log as log
     from labkit.rank.stop_agreement import Stopped as Stopped
@@ -103,7 +102,6 @@ _HOMES = {
     "Slurm": "launchers.slurm.target",
     "Stopped": "rank.stop_agreement",
     "Torchrun": "launchers.torchrun",
-    "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "run",
     "attach": "launchers.attaching",

@@ -94,10 +94,7 @@ class Run(RunRecord):
 
     @property
     def stop_outcome(self) -> str:
-        """Why ranks that were asked to stop were ended, or "" if they ended by themselves.
-
-        "deadlock": they waited for what cannot come; "late": they took longer than the grace.
-        """
+        """ "late" if ranks that were asked to stop took longer than the grace and were ended; else ""."""
         return self._follower.stop_outcome
 
     def wait(self, timeout_s: float | None = None) -> Run:
@@ -173,9 +170,9 @@ class Run(RunRecord):
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. Ranks that have not
-        ended after `grace_s` are ended; at once, if they wait for what cannot come, each other in a collective, say. By
-        default the grace is 2 s, 10 s on a cluster, and four of the run's longest recent steps. Stopping a run that is
-        being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over does nothing.
+        ended after `grace_s` are ended. By default the grace is 2 s, 10 s on a cluster, and four of the run's longest
+        recent steps. Stopping a run that is being stopped changes its grace if one is given: `run.stop(0)` ends it.
+        Stopping one that is over does nothing.
 
         Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
         reached, say. The run is followed on.
@@ -217,9 +214,9 @@ class Run(RunRecord):
     def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
-        Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
-        is suspended, or whose native code keeps Python's lock; on a cluster ten. Raises RuntimeError if labkit's own
-        part in it has failed before.
+        Works while ranks hang or compute; does not disturb them. Waits 5 s for a rank that does not answer, because it
+        is suspended, or because its native code keeps Python's lock; on a cluster 10 s. Raises RuntimeError if labkit's
+        own part in it has failed before.
         """
         if self._stack_query not in self._observers:
             why = "; ".join(self.switched_off)

@@ -51,8 +51,6 @@ class Engine:
     itself, or starts all again. Reports of victims make the diagnosis clearer."""
     stacks_s: float
     """How long ranks may take to report where they are, in s: longer over a network's file system."""
-    quiet_s = 0.0
-    """How long data may be on its way from rank to rank while none of them does anything."""
     shows_output = False
     """Whether what ranks print appears under the cell by itself."""
     runs_in_this_process = False

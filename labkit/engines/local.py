@@ -29,8 +29,7 @@ class LocalEngine(Engine):
     """Starts ranks on this machine and brings their records: `world_size` of them, from number `first` on."""
 
     sends_words = True
-    stacks_s = 10.0
-    """For those alone of which no companion can tell whether they will answer."""
+    stacks_s = 5.0
 
     def __init__(self, world_size: int, first: int = 0) -> None:
         self.world_size, self._first = world_size, first

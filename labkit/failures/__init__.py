@@ -9,14 +9,11 @@
     missed         the collective in which ranks missed each other, from every rank's recorder
     mismatch       what collectives reveal about a failure
     stacks         a rank's stack, and the reader's line in it; outliers among the ranks
-    threads        a rank's threads that ended with an exception
     frames         the reader's frames of a rank that failed, with their variables
-    silence        whether a rank that does not answer was able to
-    stop_deadlock  whether ranks that were asked to stop are deadlocked
     exit_codes     exit codes in words
     grouping       one line for all ranks with the same message
     source         who wrote a source file, and its text
     pages          the help pages, one for each kind of message
 
-All but `silence` are pure: they are given facts, so that every case can be tested without a process.
+All are pure: they are given facts, so that every case can be tested without a process.
 """

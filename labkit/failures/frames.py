@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -44,10 +43,7 @@ class FailedFrame(NamedTuple):
 
 
 class Frames(list[FailedFrame]):
-    """The reader's own frames of the ranks that failed: of the first to fail first, the most recent first.
-
-    Shows itself in a cell: unfold a rank, a frame.
-    """
+    """The reader's own frames of the ranks that failed: of the first to fail first, the most recent first."""
 
     def of(self, rank: int | None) -> Frames:
         """Return those of one rank."""
@@ -70,10 +66,6 @@ class Frames(list[FailedFrame]):
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_html_(self) -> str:
-        ranks = dict.fromkeys(frame.rank for frame in self)
-        return "".join(_of_rank_html(self.of(rank)) for rank in ranks)
-
 
 def frames_of(
     failures: Sequence[Failure | None],
@@ -93,25 +85,3 @@ def frames_of(
         for (file, line, function), variables in zip(failure.frames, said.get(failure.rank, ()), strict=False)
         if is_readers(file, cells)
     )
-
-
-def _of_rank_html(frames: Frames) -> str:
-    inner = "".join(
-        f"<details{' open' if not index else ''}><summary>{html.escape(frame.title)}</summary>"
-        f"<pre>{html.escape(frame.source)}</pre>{_table_html(frame.variables)}</details>"
-        for index, frame in enumerate(frames)
-    )
-    return (
-        f"<details><summary>variables of rank {frames[0].rank} when it failed</summary>"
-        f'<div style="margin-left:1em">{inner}</div></details>'
-    )
-
-
-def _table_html(variables: dict[str, str]) -> str:
-    style = "text-align:left;vertical-align:top;padding:0 12px 0 0"
-    rows = "".join(
-        f'<tr><td style="{style}"><code>{html.escape(name)}</code></td>'
-        f'<td style="{style};white-space:pre-wrap;overflow-wrap:anywhere">{html.escape(value)}</td></tr>'
-        for name, value in variables.items()
-    )
-    return f'<table style="border:0;margin:0 0 4px 0;font-size:inherit">{rows}</table>' if rows else "no variables"

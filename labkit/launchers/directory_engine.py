@@ -40,7 +40,6 @@ class DirectoryEngine(Engine):
     """How long ranks that were asked to stop may take: the word travels through a file."""
     failure_grace_s = float("inf")
     """The launcher ends the others when a rank fails, and may start them all again."""
-    quiet_s = 1.0
     stacks_s = 10.0
     """Question and answer travel through files, which over a network are seen after seconds."""
 

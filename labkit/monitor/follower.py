@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
 from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
-from labkit.failures.stop_deadlock import StopDeadlock
-from labkit.failures.threads import name_dead_threads
 from labkit.monitor.observers import Observers
 from labkit.monitor.record import RunRecord
 from labkit.monitor.stack_query import StackQuery
@@ -35,6 +33,10 @@ POLL_S = 0.05
 
 POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
+
+STOP_STEPS = 4
+"""The grace of a stop in steps. It comes within one, is agreed on in the next, and obeyed in the third; one may be
+slower."""
 
 CRASHED = re.compile("Fatal Python error: ")
 """What stands before a crash's stack in the output."""
@@ -59,8 +61,8 @@ class Follower:
         self.diagnosis: Diagnosis | None = None
         """Why the run failed, once it is over; None if it has not."""
         self.stop_outcome = ""
-        """Why ranks that were asked to stop were ended: "deadlock", "late", or "" if they ended by themselves."""
-        self._stop_deadlock: StopDeadlock | None = None
+        """ "late" if ranks that were asked to stop were ended because their grace was over; else ""."""
+        self._pace_grace_s: float | None = None
         self._silence: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
         self._thread: threading.Thread | None = None
@@ -82,8 +84,6 @@ class Follower:
     def take(self, event: events.Event) -> None:
         """Note one event."""
         self._observers.tell(lambda each: each.take(event))
-        if (deadlock := self._begun_stop()) is not None:
-            deadlock.take(event, time.monotonic())
         since_launch_s, ended_by_us = self._run.elapsed_s, False
         if isinstance(event, events.Exit):
             ended_by_us = self._engine.killed(event.rank)
@@ -158,9 +158,7 @@ class Follower:
             facts = self._facts()
             if ended:
                 ended = ended._replace(others=others(facts, ended.rank))
-            diagnosis = self._silence or ended or diagnose(facts, [self._explain_failure])
-            blamed = "" if diagnosis.rank is None else facts[diagnosis.rank].output_end
-            self.diagnosis = name_dead_threads(diagnosis, blamed, self._run.cells)
+            self.diagnosis = self._silence or ended or diagnose(facts, [self._explain_failure])
 
     def enforce_deadlines(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
@@ -168,8 +166,9 @@ class Follower:
         if any(each in self._run.paused_by for each in self._observers):
             state.progress_s = now_s
         with self._run.lock:
-            if self._run.stop_asked_s is not None and not self.stop_outcome:
-                self._enforce_stop(self._run.stop_asked_s + self.grace_s, now_s)
+            asked_s = self._run.stop_asked_s
+            if asked_s is not None and not self.stop_outcome and now_s >= asked_s + self.grace_s:
+                self.stop_outcome, state.end_by_s = "late", min(state.end_by_s, now_s)
         if now_s >= state.end_by_s:
             state.end_by_s = now_s + KILL_AGAIN_S
             self._engine.kill()
@@ -200,25 +199,15 @@ class Follower:
     @property
     def grace_s(self) -> float:
         """How long ranks that are asked to stop have, in s."""
+        # A stop is obeyed in `worker.log`, at a step that the ranks agree on, so a rank that computes, or waits for a
+        # disk or for the network, must be given time. A fixed patience is no good, for a long step exceeds it. Ranks
+        # that are stuck sit it out.
         if self._run.stop_grace_s is not None:
             return self._run.stop_grace_s
-        return self._engine.stop_grace_s + self._state.pace.grace_s
-
-    def _begun_stop(self) -> StopDeadlock | None:
-        """Return what knows of the answers to a stop, once there is one."""
-        if self._stop_deadlock is None and self._run.stop_asked_s is not None:
-            self._stop_deadlock = StopDeadlock(self._run.stop_asked_s, self._engine.quiet_s)
-        return self._stop_deadlock
-
-    def _enforce_stop(self, end_s: float, now_s: float) -> None:
-        """End ranks that were asked to stop when their grace is over, or once they are proven to be deadlocked."""
-        at_work, deadlock = self._state.at_work, self._begun_stop()
-        is_deadlocked = deadlock is not None and deadlock.is_proven(at_work, end_s, now_s)
-        if is_deadlocked or now_s >= end_s:
-            self.stop_outcome = "deadlock" if is_deadlocked else "late"
-            self._state.end_by_s = min(self._state.end_by_s, now_s)
-        elif deadlock is not None and deadlock.ask_again(at_work, now_s):
-            self._engine.ask_to_stop()
+        if self._pace_grace_s is None:
+            longest_s = self._state.recorded.longest_step_s([rank.began_s for rank in self._state.ranks])
+            self._pace_grace_s = STOP_STEPS * longest_s
+        return self._engine.stop_grace_s + self._pace_grace_s
 
     def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what the ranks' collectives say of a failure."""

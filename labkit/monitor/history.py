@@ -31,6 +31,9 @@ PANELS = 100
 FEW = 16
 """Ranks that are drawn and listed one by one, at most. Of more, a chart has the least, mean and greatest value."""
 
+RECENT = 100
+"""Log calls for each rank, at most, by which its longest recent step is known."""
+
 SPANS = 400
 """Points of a curve over many ranks, at most: with more steps, neighbours merge."""
 
@@ -403,6 +406,22 @@ class History:
                 float(self._sample_rates.per_s()[rank]),
                 dict(last),
             )
+
+    def longest_step_s(self, began_s: Sequence[float]) -> float:
+        """Return the longest recent time between two log calls of a rank, in s; 0 before any.
+
+        The first call comes after all preparation, so its time counts only while there is no second.
+
+        Args:
+            began_s: When each rank began, since the launch. What lies before that is no step.
+        """
+        with self.settled():
+            ranks = np.asarray(self.kept[0][-RECENT * self.world_size :])
+            times_s = np.asarray(self.kept[3][-RECENT * self.world_size :])
+        own = [times_s[(ranks == rank) & (times_s >= began)] for rank, began in enumerate(began_s)]
+        steps_s = [float(np.diff(times).max()) for times in own if len(times) > 1]
+        first_s = [float(times[0]) - began for times, began in zip(own, began_s, strict=True) if len(times)]
+        return max(steps_s or first_s, default=0.0)
 
     def frame(self) -> pd.DataFrame:
         """Return all log calls as a DataFrame: `rank`, `step`, `time_s`, then a column per name; NaN where not logged.

@@ -14,7 +14,6 @@ from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.frames import frames_of
 from labkit.failures.stacks import Stacks
 from labkit.monitor.history import History, Progress
-from labkit.monitor.results import UnloadedResult
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import Cell
@@ -125,32 +124,11 @@ class RunRecord:
     def results(self) -> list[Any]:
         """What the function returned, by rank, with its tensors on the CPU; None for a rank that has not returned.
 
-        What this notebook could not load, because a module is missing here, say, is a `labkit.UnloadedResult`, which
-        says why; `load_results` tries again.
+        What this notebook could not load, because a module is missing here, say, is the exception that was raised;
+        its `load()` tries again.
         """
         with self.lock:
             return [rank.result for rank in self._state.ranks]
-
-    def load_results(self) -> list[Any]:
-        """Load what could not be loaded when it arrived, and return the results.
-
-        Raises what loading raises, with the first such rank noted; the others are loaded nevertheless.
-        """
-        failed: BaseException | None = None
-        for rank in self._state.ranks:
-            if not isinstance(unloaded := rank.result, UnloadedResult):
-                continue
-            try:
-                result = unloaded.load()
-            except (Exception, SystemExit) as error:
-                error.add_note(f"raised as rank {unloaded.rank}'s result was loaded in the notebook")
-                failed = failed or error
-                continue
-            with self.lock:
-                rank.result = result
-        if failed is not None:
-            raise failed
-        return self.results
 
     @property
     def returned(self) -> list[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 import time
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
 from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
 from labkit.failures.missed import NOTHING_MISSED, Call, Missed, RankCalls, find, groups_of
-from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
 from labkit.monitor.state import RunState
@@ -70,7 +68,6 @@ class StackQuery(RunObserver):
         self._missed: Missed | None = None
         self._missed_anywhere: Missed | None = None
         """The same, without the lines at which the ranks are."""
-        self._silences = Silences({})
         self._is_cell = False
         self._why_asked_s: float | None = None
         self._first_step_asked_s: float | None = None
@@ -95,7 +92,6 @@ class StackQuery(RunObserver):
 
     def take(self, event: Event) -> None:
         """Record what a rank answers."""
-        self._silences.take(event)
         if isinstance(event, Started):
             self._said.pop(event.rank, None)
         if isinstance(event, Attached) and event.kind == KIND:
@@ -151,9 +147,6 @@ class StackQuery(RunObserver):
         run, at_work = self.run, self._at_work()
         self._before |= {rank: (text, self._texts_s[rank]) for rank, text in self._texts.items()}
         self._texts, self._told, self._stale = {}, self._told - at_work, at_work
-        # Whether it could answer can be told of a process of this machine.
-        pids = enumerate(run.pids)
-        self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
@@ -167,8 +160,8 @@ class StackQuery(RunObserver):
         On a busy machine an answer may come too late for one question, so more than two are asked if need be.
         """
         # A process whose function has returned since is on its way out, and may answer nothing more.
-        missing, mute = {rank: self._missing(rank) for rank in self._at_work() & {*self._asked}}, self._silences.mute()
-        is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items() if rank not in mute)
+        missing = {rank: self._missing(rank) for rank in self._at_work() & {*self._asked}}
+        is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items())
         patience_s = max(self.run.engine.stacks_s, SLOWEST * (self._answered_s - self._asked_s))
         if is_awaited and time.monotonic() < self._asked_s + patience_s:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +11,8 @@ from typing import Any
 from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
-from labkit.monitor.pace import Pace
-from labkit.monitor.results import load
 from labkit.protocol import events
+from labkit.protocol.pickling import loads
 
 WARNINGS = 3
 """Of one kind that are shown at most; of the other ranks it is only said how many there are."""
@@ -29,7 +29,7 @@ class RankState(RankFacts):
     """ "queued", "starting", "running", "finished", "failed", "stopped", "ended" (not by itself), or "idle": it has no
     part in a cell."""
     result: Any = None
-    """What the function returned; None before, and an `UnloadedResult` where the notebook cannot load it."""
+    """What the function returned; None before, and an exception where the notebook cannot load it."""
     expected_steps: int = 0
     """As the rank says, from its first logged step on; 0 if it has not said."""
     steps_before: int = 0
@@ -41,6 +41,8 @@ class RankState(RankFacts):
     peak_device_bytes: int = 0
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
+    began_s: float = 0.0
+    """When its function began, or began again, since the launch."""
     printed_s: float = 0.0
     """When its function last printed, since the launch; 0 before."""
     attached: dict[str, bytes] = field(default_factory=dict)
@@ -64,8 +66,6 @@ class RunState:
         self.ranks = [RankState(rank) for rank in range(world_size)]
         self.recorded = History(world_size)
         """What was logged, in the form that charts draw."""
-        self.pace = Pace(world_size)
-        """How long its steps take."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
         self.warned: dict[tuple[int, str], str] = {}
@@ -163,7 +163,7 @@ class RunState:
             case events.Started():
                 rank.phase = "running"
                 rank.device, rank.device_note = event.device, event.note
-                self.pace.begin(event.rank, since_launch_s)
+                rank.began_s = since_launch_s
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)
@@ -189,16 +189,30 @@ class RunState:
             self.recorded.go_back(log.rank, log.steps[0])
             rank.steps_before = self.recorded.progress(log.rank).steps
         self.recorded.add(log)
-        self.pace.add(log)
         self.progress_s = now_s
 
     def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:
         self.progress_s = now_s
         rank = self.ranks[event.rank]
-        rank.result = load(event.rank, event.blob, self.missing)
+        rank.result = self._load(event)
         rank.returned, rank.returned_s, rank.phase = True, since_launch_s, "finished"
         if all(rank.returned for rank in self.ranks):
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)
+
+    def _load(self, event: events.Result) -> Any:
+        """Return what a rank returned; where that cannot be loaded, the exception, whose `load()` tries again."""
+        load = functools.partial(loads, event.blob, missing=self.missing)
+        try:
+            return load()
+        except (Exception, SystemExit) as error:  # importing what it needs may end in either
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.warned[event.rank, "result"] = (
+                f"rank {event.rank}'s result could not be loaded here: {why:.500}. Once the cause is fixed, "
+                f"run.results[{event.rank}].load() returns it"
+            )
+            unloaded: Any = error.with_traceback(None)
+            unloaded.load = load
+            return unloaded
 
     def _take_failure(self, failure: events.Failure, now_s: float) -> None:
         self.ranks[failure.rank].failure = failure

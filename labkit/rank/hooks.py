@@ -6,9 +6,8 @@ from labkit.protocol.job import Job, RankHook
 from labkit.rank.capture_locals import CaptureLocals
 from labkit.rank.report_collectives import ReportCollectives
 from labkit.rank.script_compat.reuse_process_group import ReuseProcessGroup
-from labkit.rank.waiting import ReportWaits
 
 
 def hooks_of(job: Job) -> tuple[RankHook, ...]:
     """Return the hooks of a job: those of every job, then those that it brings along (the debugger's, say)."""
-    return (ReportCollectives(), ReportWaits(), CaptureLocals(), ReuseProcessGroup(), *job.hooks)
+    return (ReportCollectives(), CaptureLocals(), ReuseProcessGroup(), *job.hooks)

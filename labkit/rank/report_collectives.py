@@ -8,16 +8,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labkit.protocol.job import Job, RankHook
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
-from labkit.rank.waiting import COLLECTIVES, frames_of_threads
 
 KIND = "collectives"
 """The kind of the event with a rank's collectives."""
@@ -30,6 +31,12 @@ THREADS = "threads"
 
 DEEPEST, KEPT = 95, 45
 """faulthandler writes the most recent 100 frames; of a deeper stack, this many frames of either end are sent."""
+
+COLLECTIVES = tuple(
+    str(Path(torch.__file__).parent / place)
+    for place in ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")
+)
+"""Where torch waits for other ranks; in the last, DDP does during the backward pass."""
 
 FRAMES = 20
 """The most recent frames that are sent of the call by which a rank left its group."""
@@ -110,7 +117,7 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
         The main thread's frames, most recent first, if they are too many for `faulthandler`, and those of another
         thread that waits for other ranks; either is empty if there is none.
     """
-    main, frames = threading.main_thread().ident, frames_of_threads()
+    main, frames = threading.main_thread().ident, _frames_of_threads()
     deep = [each for ident, frame in frames.items() if ident == main for each in _named(frame)]
     deep = deep[:KEPT] + deep[-KEPT:] if len(deep) > DEEPEST else []
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
@@ -118,6 +125,17 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
         if ident != main and ident not in ours and frame.f_code.co_filename.startswith(COLLECTIVES):
             return deep, _named(frame)[:DEEPEST]
     return deep, []
+
+
+def _frames_of_threads() -> dict[int, FrameType]:
+    """Return each thread's frame by its ident; for this thread, the frame that called the function that asks.
+
+    That one's own frame would have the dictionary among its variables: a cycle, in which the main thread's variables,
+    its network with them, would stay until the garbage collector comes by.
+    """
+    own, caller = threading.get_ident(), sys._getframe(1).f_back
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != own}
+    return frames if caller is None else {**frames, own: caller}
 
 
 def _named(frame: FrameType) -> list[tuple[str, int, str]]:

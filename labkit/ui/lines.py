@@ -54,7 +54,7 @@ class Lines(Watcher):
             self._handles[0].update(summary.bundle(self._run), raw=True)
         else:
             new = [each for each in self._run.warnings if each not in notice]
-            lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))
+            lines = (summary.line(self._run), summary.sparkline(self._run), *new)
             print_text("\n".join(filter(None, lines)))
 
     def _show_last(self) -> None:

@@ -8,10 +8,8 @@ import math
 import numpy as np
 
 from labkit.failures.facts import Diagnosis
-from labkit.failures.grouping import alike, rank_list
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.record import RunRecord
-from labkit.monitor.results import TRY_AGAIN, UnloadedResult, megabytes
 from labkit.protocol.text import BLOCKS
 from labkit.ui.formatting import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 from labkit.ui.tables import STATE_COLORS
@@ -63,20 +61,10 @@ def sparkline(run: RunRecord, width: int = 40) -> str:
     return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
 
 
-def unloaded(run: RunRecord) -> list[str]:
-    """Return which results could not be loaded here, why, and what to do: a line for those that share a reason."""
-    lines, results = [], [each for each in run.results if isinstance(each, UnloadedResult)]
-    for why, ranks in alike((each.why, each.rank) for each in results).items():
-        size = megabytes(sum(each.size for each in results if each.rank in ranks))
-        whose = f"the result{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)} ({size})"
-        lines.append(f"{whose} could not be loaded here: {why}; {TRY_AGAIN}")
-    return lines
-
-
 def as_text(run: RunRecord) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    said = (remark(run), many_names(run), *run.warnings, headline, *unloaded(run))
+    said = (remark(run), many_names(run), *run.warnings, headline)
     return "\n".join(filter(None, (line(run), run.placement, sparkline(run), *said)))
 
 
@@ -85,7 +73,7 @@ def as_html(run: RunRecord) -> str:
     parts = [f"<b>{html.escape(line(run))}</b>"]
     if run.placement:
         parts.append(f"<div>{html.escape(run.placement)}</div>")
-    for said in filter(None, (remark(run), *run.warnings, *unloaded(run))):
+    for said in filter(None, (remark(run), *run.warnings)):
         parts.append(f'<div style="{MARKED}">{html.escape(said)}</div>')
     if many_names(run):
         parts.append(f"<div>{html.escape(many_names(run))}</div>")
@@ -93,7 +81,9 @@ def as_html(run: RunRecord) -> str:
         diagnosis = run.error.diagnosis
         parts.append(f'<div style="{MARKED}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
-        parts.append(run.error.frames._repr_html_())
+        if run.error.frames:
+            variables = f'<pre style="{WRAPPED}">{html.escape(str(run.error.frames))}</pre>'
+            parts.append(f"<details><summary>variables when it failed</summary>{variables}</details>")
         if diagnosis.others:
             items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
             parts.append(

@@ -21,7 +21,6 @@ from labkit.rank import recorder
 from labkit.rank.channels import Channel
 from labkit.rank.recorder import Collectives
 from labkit.rank.report_collectives import ReportCollectives
-from labkit.rank.waiting import ReportWaits
 from labkit.system import host
 from tests.conftest import wait_for_step
 from tests.support import hangs, workloads
@@ -330,13 +329,13 @@ def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
 def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
     channel, sent = Channel(), []
     channel.send = sent.append
-    channel.hooks = (ReportCollectives(), ReportWaits())
+    channel.hooks = (ReportCollectives(),)
     monkeypatch.setattr(recorder, "look", lambda rank, trace=None: {}["what a library has done to PyTorch"])
     channel.receive("details")
     assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
     channel.receive("stop")
     assert channel.stop_asked_s
-    assert [getattr(event, "kind", type(event).__name__) for event in sent] == ["Answered", "waits"]
+    assert [getattr(event, "kind", type(event).__name__) for event in sent] == ["Answered"]
 
 
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):

@@ -18,12 +18,11 @@ import torch.distributed as dist
 import labkit
 from labkit.failures import ledger, mismatch
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
-from labkit.failures.facts import Diagnosis, Left, RankFacts
+from labkit.failures.facts import Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.ledger import QUIET_S, Quiet, gone, stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
-from labkit.failures.threads import name_dead_threads
 from labkit.monitor import stack_query
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Started
@@ -413,18 +412,6 @@ def test_a_hooks_callback_that_fails_is_shown_with_its_cell_and_line():
     assert summary.endswith("ValueError: x (in cb at Cell In[3], line 11)")
     assert "At:\n  Cell In[3], line 11, in cb" in text
     assert frames == ()
-
-
-def test_a_thread_of_the_blamed_rank_that_has_died_is_named():
-    output = f'Exception in thread loader:\nTraceback (most recent call last):\n  File "{CELL}", line 7, in work\n'
-    output += "    raise\nValueError: no more batches\nand so on"
-    hang = Diagnosis(0, "rank 0 has not come", "why", [], "hang")
-    named = name_dead_threads(hang, output, CELLS)
-    said = "rank 0's thread loader ended by ValueError: no more batches at Cell In[3], line 7"
-    assert named.headline == f"rank 0 has not come; {said}"
-    assert said in named.cause
-    assert name_dead_threads(hang, "nothing of the kind", CELLS) == hang
-    assert name_dead_threads(hang._replace(page="rank_failed"), output, CELLS).headline == "rank 0 has not come"
 
 
 def test_frames_that_repeat_are_shown_once():

@@ -245,17 +245,8 @@ def test_the_rank_that_failed_first_comes_first():
     assert [frame.rank for frame in frames.of(0)] == [0, 0]
 
 
-def test_in_a_notebook_a_rank_and_a_frame_unfold():
-    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS, [CAPTURED, CAPTURED])._repr_html_()
-    assert page.count("<details>") == 4, "a rank is folded, and its older frame"
-    assert page.count("<details open>") == 2, "its most recent frame is not"
-    assert "variables of rank 1 when it failed" in page
-    assert "&lt;nan&gt;" in page
-    assert "<nan>" not in page, "escaped"
-
-
 def test_no_frames_are_nothing():
-    assert (str(Frames()), Frames().in_short, Frames()._repr_html_()) == ("", "", "")
+    assert (str(Frames()), Frames().in_short) == ("", "")
 
 
 def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
@@ -294,4 +285,6 @@ def test_a_failure_of_a_real_rank_carries_its_variables(ranks):
     assert outer.variables["password"] == LEFT_OUT
     assert "scale = float32 [4] on cpu: 0, 0, 0, 0" in str(error)
     assert "hunter2" not in str(error.frames) + str(error) + summary.as_html(error.run)
-    assert "variables of rank 1 when it failed" in summary.as_html(error.run)
+    page = summary.as_html(error.run)
+    assert "<details><summary>variables when it failed</summary>" in page
+    assert page.count("rank 1: ") >= 2

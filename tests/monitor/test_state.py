@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from array import array
 
 import cloudpickle
 import pytest
 
-import labkit
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.memory import MemorySeen
 from labkit.monitor.state import RETURN_GRACE_S, RunState
@@ -98,8 +98,9 @@ def test_once_all_have_returned_their_processes_have_a_while_to_end():
 def test_a_result_that_cannot_be_loaded_here_is_no_failure_and_its_bytes_are_kept():
     state = after(result(0), Result(1, b"nonsense"))
     unloaded = state.ranks[1].result
-    assert isinstance(unloaded, labkit.UnloadedResult)
-    assert (unloaded.rank, unloaded.size, type(unloaded.error).__name__) == (1, 8, "UnpicklingError")
+    assert isinstance(unloaded, pickle.UnpicklingError)
+    assert unloaded.load.args == (b"nonsense",)
+    assert state.warnings[0].startswith("rank 1's result could not be loaded here: UnpicklingError: ")
     assert [(rank.phase, rank.returned, rank.failure) for rank in state.ranks] == [("finished", True, None)] * 2
     assert not state.has_failed
     assert state.end_by_s == 10.0 + RETURN_GRACE_S, "all have returned"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
 
@@ -66,10 +65,6 @@ def returned(*blobs):
     return run
 
 
-def unloaded(run):
-    return [result for result in run.results if isinstance(result, labkit.UnloadedResult)]
-
-
 # Tensors of a GPU
 
 
@@ -106,43 +101,31 @@ def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_l
     blob, module = of_a_gone_module(monkeypatch)
     run = returned(dumps("well"), blob)
     assert (run.status, run.error, run.returned, run.states) == ("finished", None, [True] * 2, ["finished"] * 2)
-    whole, kept = run.results
+    whole, unloaded = run.results
     assert whole == "well"
-    why = "ModuleNotFoundError: No module named 'only_on_the_ranks'"
-    said = f"rank 1's result, {len(blob):,} bytes, could not be loaded here: {why}; run.load_results()"
-    assert said in repr(kept)
-    line = f"the result of rank 1 ({len(blob):,} bytes) could not be loaded here: {why}; run.load_results("
+    assert isinstance(unloaded, ModuleNotFoundError)
+    line = (
+        "rank 1's result could not be loaded here: ModuleNotFoundError: No module named 'only_on_the_ranks'. Once the "
+        "cause is fixed, run.results[1].load() returns it"
+    )
+    assert run.warnings == [line]
     assert line in summary.as_text(run)
     assert line in summary.as_html(run).replace("&#x27;", "'")
     Lines(run, in_notebook=False, wait=True).run()
     assert line in capsys.readouterr().out
-    with pytest.raises(ModuleNotFoundError) as raised:
-        run.load_results()
-    assert raised.value.__notes__ == ["raised as rank 1's result was loaded in the notebook"]
+    with pytest.raises(ModuleNotFoundError):
+        unloaded.load()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    (_, (found, tensor)) = run.load_results()
+    found, tensor = unloaded.load()
     assert type(found) is module.Kept
     assert torch.equal(tensor, torch.ones(3))
-    assert unloaded(run) == []
-    assert "could not be loaded" not in summary.as_text(run)
 
 
-def test_what_can_be_loaded_later_is_though_another_rank_still_cannot(monkeypatch):
-    blob, module = of_a_gone_module(monkeypatch)
-    run = returned(b"nonsense", blob)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    with pytest.raises(pickle.UnpicklingError) as raised:
-        run.load_results()
-    assert "rank 0's result" in raised.value.__notes__[0]
-    assert type(run.results[1][0]) is module.Kept
-    assert [each.rank for each in unloaded(run)] == [0]
-
-
-def test_results_that_cannot_be_loaded_for_the_same_reason_are_said_in_one_line(monkeypatch):
+def test_results_of_many_ranks_that_cannot_be_loaded_are_said_in_few_lines(monkeypatch):
     blob, _ = of_a_gone_module(monkeypatch)
     run = returned(*[blob] * 30)
-    (line,) = summary.unloaded(run)
-    assert "the results of 30 ranks (0–29)" in line
+    assert len(run.warnings) == 4
+    assert run.warnings[-1] == "likewise 27 more ranks"
 
 
 def exits_the_notebook():
@@ -156,7 +139,8 @@ class Exits:
 
 def test_a_result_whose_module_ends_the_process_when_imported_ends_nothing():
     run = returned(dumps(Exits()))
-    assert (run.status, unloaded(run)[0].why) == ("finished", "SystemExit: a script, imported")
+    assert run.status == "finished"
+    assert isinstance(run.results[0], SystemExit)
 
 
 def returns_from_a_module_of_its_own(worker):
@@ -175,7 +159,7 @@ def test_a_class_that_only_the_ranks_have_costs_no_run_and_names_its_rank_in_val
     with shared_session(2) as ranks:
         run = labkit.launch(returns_from_a_module_of_its_own, on=ranks, live=False)
         assert (run.status, run.results[0]) == ("finished", "well")
-        assert isinstance(run.results[1], labkit.UnloadedResult)
+        assert isinstance(run.results[1], ModuleNotFoundError)
         ranks.run(
             "import sys, types; sys.modules['mine'] = types.ModuleType('mine'); "
             "sys.modules['mine'].__file__ = 'mine.py'"

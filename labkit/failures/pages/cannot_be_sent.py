@@ -21,6 +21,6 @@ lies deep inside another.
   state dict (`torch.distributed.checkpoint.state_dict.get_model_state_dict`). What was logged has
   arrived in any case.
 * A result that was sent but cannot be loaded in the notebook, because a module is missing there, say,
-  is no failure: the run is finished, the result is a `labkit.UnloadedResult` that says why, and
-  `run.load_results()` tries again.
+  is no failure: the run is finished, its result is the exception that loading raised, and
+  `run.results[rank].load()` tries again.
 """
