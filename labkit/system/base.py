@@ -167,13 +167,6 @@ class System:
 
     # Threads at work
 
-    def processor_use(self, pid: int) -> tuple[float, bool]:
-        """Return the processor time that the threads of a process have used, in s, and whether any is at work.
-
-        That is: whether it runs, would if a core were free, or waits for a disk. (0.0, False) where nothing tells.
-        """
-        return 0.0, False
-
     def wanted_s(self, pid: int) -> dict[int, float]:
         """Return the processor time that each thread of a process has wanted so far, in s; {} if it has ended.
 
@@ -185,18 +178,6 @@ class System:
             times = psutil.Process(pid).cpu_times()
             return {pid: times.user + times.system}
         return {}
-
-    def others_at_work(self) -> bool:
-        """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
-        return False
-
-    def times_woken(self, thread: int | None) -> str:
-        """Return how often a thread has gone to sleep, or "": if that has not changed, it has not run meanwhile."""
-        return ""
-
-    def sleeps_until(self, thread: int | None) -> float | None:
-        """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; or None."""
-        return None
 
     # A rank's environment
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -18,9 +17,6 @@ from labkit.system.base import System
 from labkit.system.posix import Posix
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-
-SLEEP = {"x86_64": 230, "aarch64": 115}
-"""The number of the system call clock_nanosleep, in which `time.sleep` sleeps until a time that it names."""
 
 _libc = ctypes.CDLL(None)
 
@@ -135,17 +131,6 @@ class Linux(Posix):
 
     # Threads at work
 
-    def processor_use(self, pid: int) -> tuple[float, bool]:
-        """Return the processor time that the threads of a process have used, in s, and whether any is at work."""
-        used, at_work = 0, False
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):  # it may just have ended
-                    state, *fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
-                    used += int(fields[10]) + int(fields[11])
-                    at_work = at_work or state in "RD"
-        return used / os.sysconf("SC_CLK_TCK"), at_work
-
     def wanted_s(self, pid: int) -> dict[int, float]:
         """Return the processor time that each thread of a process has used or waited for so far, in s."""
         found: dict[int, float] = {}
@@ -156,29 +141,6 @@ class Linux(Posix):
         except (OSError, ValueError):  # not kept, or ended meanwhile
             return found or super().wanted_s(pid)
         return found
-
-    def others_at_work(self) -> bool:
-        """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
-        others = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
-        return any(_about(int(thread), "stat").rpartition(")")[2].split()[:1] in (["R"], ["D"]) for thread in others)
-
-    def times_woken(self, thread: int | None) -> str:
-        """Return how often a thread has gone to sleep."""
-        rows = _about(thread, "status").splitlines()
-        return next((row.split()[1] for row in rows if row.startswith("voluntary_ctxt_switches")), "")
-
-    def sleeps_until(self, thread: int | None) -> float | None:
-        """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; None if not so."""
-        called = _about(thread, "syscall").split()
-        try:
-            number, clock, flags, address = (int(word, 0) for word in called[:4])
-        except ValueError:  # it runs, or the system does not tell
-            return None
-        if (number, clock, flags) != (SLEEP.get(os.uname().machine), time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
-            return None
-        # The thread's own stack, which stays where it is even if the thread has moved on meanwhile.
-        seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(address)
-        return float(seconds + nanoseconds / 1e9) if _about(thread, "syscall").split() == called else None
 
     # What a process may have; files and sockets
 
@@ -257,9 +219,3 @@ def _in_proc(address: tuple[str, int]) -> str:
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def _about(thread: int | None, what: str) -> str:
-    with contextlib.suppress(OSError):
-        return _read(f"/proc/self/task/{thread}/{what}")
-    return ""

@@ -17,10 +17,6 @@ class MacOS(Posix):
     missing: ClassVar[Mapping[Primitive, str]] = {
         **dict.fromkeys(PRIMITIVES, ""),
         "memory now and peak": "macOS does not tell the peak of a process, so what is resident at the end counts",
-        "threads at work": (
-            "macOS does not tell what a thread waits for, so a rank that sleeps when Stop is pressed is asked for as "
-            "long as one that computes"
-        ),
     }
     # The wheels for macOS have LLVM's OpenMP, whose threads spin for 200 ms after each parallel loop; `labkit.system.
     # linux` says what that does to ranks that share cores.

@@ -10,7 +10,6 @@ import time
 import pytest
 
 import labkit
-from labkit.system import host
 from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import workloads
