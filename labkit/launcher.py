@@ -25,7 +25,7 @@ from labkit.rank.device import place, usable_gpus
 from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted
 from labkit.system import threads
-from labkit.trace.recorded import TraceObserver
+from labkit.trace.trace import TraceObserver
 from labkit.ui import kernel, present
 
 
@@ -78,7 +78,7 @@ def launch(
             which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
             `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
-        trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
+        trace: how many steps, after the first four, to record what every rank does when: `run.trace`.
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
             on the CPU. "cpu": there in any case, and CUDA is not touched. "cuda": on a GPU in any case, which ranks
             share if they must; the backend is then gloo, which can reduce CUDA tensors, but not send them, nor shard.

@@ -17,7 +17,7 @@ from labkit.comparison.timed import Timed, clip
 from labkit.monitor.curves import points_of
 from labkit.monitor.history import SAMPLES, History
 from labkit.run import Run
-from labkit.trace.intervals import subtract, union
+from labkit.steps.intervals import subtract, union
 from labkit.trace.profiling import PARTS, Mark
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ In a rank's process, while the function runs:
   would crash on them. Put back after the function.
 * `dist.destroy_process_group` (`rank.report_collectives`): PyTorch tells nobody that a rank has left its group. Put
   back after the function.
-* `torch.autograd.backward` (`trace.phases`, only with `trace=`): PyTorch has no hook around a backward pass.
-  Put back when the trace ends.
+* `torch.autograd.backward` (`steps.hooks`, only with `trace=` and in `compare`): PyTorch has no hook around a
+  backward pass. Put back when the trace ends.
 
 In torchrun's agent: `c10d_rendezvous_backend.TCPStore` (`launchers.torchrun`), which would listen on every interface.
 The agent is a process of its own.

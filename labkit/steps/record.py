@@ -130,10 +130,12 @@ def others_cores(records: Sequence[StepRecord]) -> float:
 class RankTime:
     """What one rank did when, without overlap: its own work by part, and waiting and transfer where it did none."""
 
-    def __init__(self, record: StepRecord, last: Mapping[int, tuple[int, float]]) -> None:
+    def __init__(self, record: StepRecord, met: Mapping[int, Mapping[int, Call]]) -> None:
         self.record = record
-        self.last = last
-        """By the index of a call, which rank entered it last, and when."""
+        self.met = met
+        """By the index of a call, the calls of the ranks that have met in it."""
+        self.last = {index: max(calls, key=lambda rank: calls[rank].start_s) for index, calls in met.items()}
+        """Which rank entered it last."""
         middles_s = [self._middle(index, call) for index, call in enumerate(record.calls)]
         self.halves = [((c.start_s, m), (m, c.end_s)) for c, m in zip(record.calls, middles_s, strict=True)]
         """Of each call, from when to when the rank waited in it, and from when to when transferred."""
@@ -143,7 +145,8 @@ class RankTime:
         """When it computed, or loaded data."""
 
     def _middle(self, index: int, call: Call) -> float:
-        full_s = call.end_s if call.kind == "recv" else self.last.get(index, (0, call.start_s))[1]
+        full_s = self.met[index][self.last[index]].start_s if index in self.last else call.start_s
+        full_s = call.end_s if call.kind == "recv" else full_s
         return min(max(full_s, call.start_s), call.end_s)
 
     def by_part(self, span: tuple[float, float]) -> dict[str, Intervals]:
@@ -172,12 +175,11 @@ def times(records: Sequence[StepRecord]) -> list[RankTime]:
     records = [record for record in records if record.steps]
     apart_s = clocks(records)
     records = [r.moved(apart_s[r.machine]) if apart_s.get(r.machine) else r for r in records]
-    last: dict[int, dict[int, tuple[int, float]]] = {record.rank: {} for record in records}
+    met: dict[int, dict[int, dict[int, Call]]] = {record.rank: {} for record in records}
     for calls in meetings(records) if {r.machine for r in records} <= apart_s.keys() else []:
-        late = max(calls, key=lambda rank: calls[rank][1].start_s)
         for rank, (index, _) in calls.items():
-            last[rank][index] = late, calls[late][1].start_s
-    return [RankTime(record, last[record.rank]) for record in records]
+            met[rank][index] = {each: call for each, (_, call) in calls.items()}
+    return [RankTime(record, met[record.rank]) for record in records]
 
 
 def meetings(records: Sequence[StepRecord]) -> list[dict[int, tuple[int, Call]]]:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 
+from labkit.steps.intervals import length, partition, union
 from labkit.system import host
-from labkit.trace.intervals import allot, length, union
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""
@@ -86,7 +86,7 @@ def split(marks: list[Mark]) -> dict[str, float]:
     sent = union((mark.start_s, mark.end_s) for mark in rest if mark.what == "communication")
     computed = [mark for mark in reversed(rest) if mark.what != "communication"]  # the last one counts
     others = [(mark.what, union([(mark.start_s, mark.end_s)])) for mark in computed]
-    found = allot(span, [("communication", sent), *others, ("waiting", [span])])
+    found = partition(span, [("communication", sent), *others, ("waiting", [span])])
     return {**dict.fromkeys(PARTS, 0.0), **{part: length(when) for part, when in found.items()}}
 
 

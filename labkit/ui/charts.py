@@ -53,6 +53,8 @@ PART_COLORS = {
     "communication": "#D55E00",
     "optimizer": "#009E73",
     "waiting": "#D9D9D9",
+    "transfer": "#D55E00",
+    "other": "#F0E442",
 }
 """Of the parts of a step, the same in every chart."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.trace.intervals import intersect, length, union
+from labkit.steps.intervals import intersect, length, union
 from labkit.trace.trace import Trace
 
 
@@ -20,9 +20,9 @@ def share_computing(trace: Trace, kind: str, part: str = "") -> float:
     """
     sent_s = computing_s = 0.0
     for time in trace.times:
-        within = time.phase(part) if part else [(float("-inf"), float("inf"))]
-        calls = union((call.start_s, call.end_s) for call in time.rank.calls if call.kind.startswith(kind))
-        sending = intersect(intersect(calls, time.transfer), within)
+        within = time.record.phases.get(part, []) if part else [(float("-inf"), float("inf"))]
+        calls = zip(time.record.calls, time.halves, strict=True)
+        sending = intersect(union(moves for call, (_, moves) in calls if call.kind.startswith(kind)), within)
         sent_s += length(sending)
         computing_s += length(intersect(sending, time.busy))
     return computing_s / sent_s if sent_s else float("nan")

@@ -229,7 +229,7 @@ def test_the_driver_says_that_the_gpus_can_be_used(found):
 @needs_real
 def test_a_trace_has_nccls_calls(found):
     run = labkit.launch(train, world_size=1, trace=3, live=False, steps=8, width=512)
-    kinds = {call.kind for call in run.trace.ranks[0].calls}
+    kinds = {call.kind for call in run.trace.records[0].calls}
     assert any("all_reduce" in kind or "allreduce" in kind for kind in kinds), kinds
     found(", ".join(sorted(kinds)))
 
@@ -273,7 +273,7 @@ def test_point_to_point_is_seen_in_traces(found):
             worker.log(step=step, loss=1.0)
 
     run = labkit.launch(ping, 8, world_size=2, trace=3, live=False)
-    kinds = {call.kind for rank in run.trace.ranks for call in rank.calls}
+    kinds = {call.kind for rank in run.trace.records for call in rank.calls}
     assert any(re.search("send|recv", kind) for kind in kinds), kinds
     found(", ".join(sorted(kinds)))
 

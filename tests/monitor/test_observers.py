@@ -17,7 +17,7 @@ from labkit.monitor.observers import Observers, RunObserver
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol import events
 from labkit.run import Run
-from labkit.trace.recorded import TraceObserver
+from labkit.trace.trace import TraceObserver
 from labkit.ui import summary
 from tests.conftest import LONG_S, wait_until
 from tests.support.fake_engine import FakeEngine, a_job
@@ -239,7 +239,7 @@ def test_every_method_of_an_observer_has_two_users_at_least():
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, asked, monkeypatch):
-    monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
+    monkeypatch.setattr("labkit.steps.watch.watched", lambda function, plan: function)
     monkeypatch.setattr(kind, method, raises(RuntimeError("injected")))
     end = OF_ONE[kind][method] if method in OF_ONE.get(kind, ()) else end_with(method, asked)
     run = run_with([AttachObserver([0]), Debugger(live=False, wait=True), TraceObserver(3)], end)

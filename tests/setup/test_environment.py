@@ -229,7 +229,7 @@ def test_importing_labkit_costs_a_rank_nothing():
 def test_what_wings_do_in_a_rank_imports_nothing_of_the_notebooks_side():
     code = """
 import sys
-import labkit.rank.spawned, labkit.trace.recording
+import labkit.rank.spawned, labkit.steps.watch
 print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "labkit.monitor", "labkit.engines"))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

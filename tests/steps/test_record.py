@@ -138,7 +138,7 @@ def test_clocks_of_machines_are_set_by_the_ends_of_all_reduces_and_unknown_ones_
     assert found[1].record.steps[0][0] == pytest.approx(ranks[1].steps[0][0])
     calls = tuple(call._replace(kind="broadcast") for call in ranks[1].calls)
     unknown = times([ranks[0]._replace(calls=calls), there._replace(calls=calls)])
-    assert [time.last for time in unknown] == [{}, {}]
+    assert [time.met for time in unknown] == [{}, {}]
 
 
 def test_who_receives_waits_and_who_sends_does_not():
