@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.monitor.observers import RunObserver
 from labkit.protocol.job import Job
 from labkit.steps import record, watch
-from labkit.steps.intervals import intersect, length, subtract, union
+from labkit.steps.intervals import Intervals, intersect, length, subtract, union
 from labkit.steps.profiler import merge
 from labkit.steps.record import OWN, PARTS, Call, RankTime, StepRecord, times
 
@@ -345,5 +345,18 @@ def lanes(ranks: Sequence[RankTime], steps: int | None = None) -> dict[str, list
         own = {part: when for part, when in time.by_part(span).items() if part in OWN}
         calls = {"waiting": intersect(time.waiting, [span]), "transfer": intersect(time.transfer, [span])}
         for row, parts in ((f"rank {time.record.rank}", own), (f"{time.record.rank}: collectives", calls)):
-            rows[row] = [(part, a, b) for part, when in parts.items() for a, b in when]
+            rows[row] = [
+                (part, a, b) for part, when in parts.items() for a, b in _joined(when, (span[1] - span[0]) / 500)
+            ]
     return rows
+
+
+def _joined(when: Intervals, gap_s: float) -> Intervals:
+    """Return intervals without the gaps that nobody sees in a chart."""
+    found: Intervals = []
+    for start_s, end_s in when:
+        if found and start_s - found[-1][1] < gap_s:
+            found[-1] = (found[-1][0], end_s)
+        else:
+            found.append((start_s, end_s))
+    return found

@@ -374,8 +374,8 @@ def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "
         ]
         figure.add_bar(
             y=[row for row, *_ in found],
-            base=[1000 * start for _, start, _ in found],
-            x=[1000 * length for *_, length in found],
+            base=[round(1000 * start, 3) for _, start, _ in found],
+            x=[round(1000 * length, 3) for *_, length in found],
             name=part,
             orientation="h",
             marker={"color": PART_COLORS.get(part, rank_color(len(figure.data)))},
