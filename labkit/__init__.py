@@ -17,30 +17,30 @@
 
 A room imports those below it in this list, and never one above:
 
-    comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
+    comparison   runs, or functions that it launches, side by side (`compare`)
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
-    launchers    ranks that SLURM, torchrun or Ray starts; they and the notebook exchange files in a run directory
+    launchers    ranks that SLURM or Ray starts; they and the notebook exchange files in a run directory
     launcher     the public calls, `launch`, which reads from top to bottom, and `run_script`; it names the run's
                  observers
-    run          `Run`: what the reader gets back, waits for and stops
-    debugger     `breakpoint()` and `input()` in a rank, asked under the cell
+    run          `Run`: what you get back, wait for and stop
+    debugger     `breakpoint()` in a rank, asked under the cell
     trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto;
                  `profiling`: what a rank does in a step, and what that costs
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `record`, and the `state` and `history` in it; `follower`, the thread that
                  fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace
-    failures     why a run failed or hangs, and in which words: `ledger`, `first_to_fail`, `missed`, `stacks`;
+    failures     why a run failed or hangs, and how to say so: `ledger`, `first_to_fail`, `missed`, `stacks`;
                  `pages` say what messages mean and what to do, one for each kind: `help("labkit.failures.pages.hang")`
     engines      where ranks come from: `local`, by `spawn` or from `standby`; `in_process`, one rank in the notebook's
                  own process; `arguments` are checked before that
     steps        one instrument that watches the steps of a training function on its rank
-    rank         what a rank's process does: `main` does jobs, `worker` what the reader's function gets, `hooks` what
+    rank         what a rank's process does: `main` does jobs, `worker` what your function gets, `hooks` what
                  takes part in every job
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` names the page of an
                  error
     system       the operating system, which no other room asks: `host` is Linux or macOS
 
-And beside these: `checkpoint` (save and resume on the ranks, bit for bit), `exporting` (a cell's function as a folder
+And beside these: `checkpoint` (save and resume on the ranks), `exporting` (a cell's function as a folder
 that needs no notebook).
 
 What only the lessons use is the package `course` beside this one; nothing here imports it.
