@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from labkit.debugger.attach import AttachObserver
-from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, debugged, naming
+from labkit.debugger import Debugger
+from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
@@ -47,7 +46,6 @@ def launch(
     watch: str | None = None,
     trace: int | None = None,
     device: str | None = None,
-    debug: Any = None,
     **named: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -82,12 +80,9 @@ def launch(
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
             on the CPU. "cpu": there in any case, and CUDA is not touched. "cuda": on a GPU in any case, which ranks
             share if they must; the backend is then gloo, which can reduce CUDA tensors, but not send them, nor shard.
-        debug: "attach" has every rank wait for a debugger of yours, VS Code's say, before it calls the function, or a
-            list of the ranks that do, `[0]`. The view says at which port of this machine each waits.
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
-        ModuleNotFoundError: debugpy is not installed; likewise.
         RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
         RunInterrupted: an interrupt, of the cell (■) or by Ctrl-C, has stopped the run. It is a KeyboardInterrupt, so
@@ -105,7 +100,7 @@ def launch(
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
         *(fn, args, kwargs, world_size, live, wait, trace, backend, stall_s, pg_timeout_s),
-        *(seed, name, on, watch, device, debug, bundles),
+        *(seed, name, on, watch, device, bundles),
     )
     check(asked, gpus)
     own = modules.of_reader()
@@ -144,9 +139,7 @@ def launch(
         watches_nan=watch == "nan",
         takes_worker=takes_worker(fn, args, kwargs),
     )
-    observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
-    if waiting := debugged(debug, world_size):
-        observers.append(AttachObserver(waiting))
+    observers: list[RunObserver] = [Debugger(fn, wait), *([] if trace is None else [TraceObserver(trace)])]
     name = printable(name or name_of(fn))
     engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
     run = Run(engine, world_size, name, stall_s, observers)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from labkit.debugger.debugger import Debugger
+from labkit.debugger import Debugger
 from labkit.engines.base import Engine, kill_unmonitored
 from labkit.failures.stacks import Stacks
 from labkit.monitor.active_runs import active_runs

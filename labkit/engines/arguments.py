@@ -6,7 +6,6 @@ What is wrong is refused in words: what was found, what was expected, and the pa
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -45,7 +44,6 @@ class LaunchArgs(NamedTuple):
     on: Any = None
     watch: Any = None
     device: Any = None
-    debug: Any = None
     bundles: tuple[str, ...] = ()
     """Which of `args=` and `kwargs=` were given."""
 
@@ -77,7 +75,6 @@ def check(asked: LaunchArgs, gpus: int | None) -> None:
         world_size = ranks_on(asked.on, asked.world_size).world_size
     check_backend(asked.backend, world_size, gpus)
     check_device(asked.device, asked.backend, gpus)
-    check_debug(asked.debug, asked.on, world_size)
     check_seconds("stall_s", asked.stall_s)
     check_seconds("pg_timeout_s", asked.pg_timeout_s)
     check_options(asked.seed, asked.name, asked.live, asked.watch)
@@ -200,36 +197,6 @@ def check_seconds(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value < math.inf):
         raise ValueError(f"{name} is a number of seconds greater than 0, or None; got {value!r}")
-
-
-def debugged(debug: Any, world_size: int) -> Any:
-    """Return the ranks that `debug` has wait for a debugger."""
-    return range(world_size) if isinstance(debug, str) and debug == "attach" else debug or ()
-
-
-def check_debug(debug: Any, on: Any, world_size: int) -> None:
-    """Refuse ranks that cannot wait for a debugger.
-
-    Raises ValueError for what is none and where none can come, ModuleNotFoundError without debugpy.
-    """
-    if debug is None:
-        return
-    ranks = debugged(debug, world_size)
-    numbers = isinstance(ranks, (list, tuple, set, range)) and all(type(rank) is int for rank in ranks)
-    if not numbers or not ranks or any(rank not in range(world_size) for rank in ranks):
-        raise ValueError(
-            "debug is 'attach', which has every rank wait for a debugger, or a list of the ranks that do, of "
-            f"{', '.join(map(str, range(world_size)))}; got {debug!r:.60}"
-        )
-    if on is not None:
-        raise ValueError(
-            f"debug={debug!r:.60} needs new processes of this machine, and ranks on={on!r:.60} are none: a debugger "
-            "stays in a process until it ends, and connects to this machine only. Leave on=… away"
-        )
-    if importlib.util.find_spec("debugpy") is None:
-        raise ModuleNotFoundError(
-            f"debug={debug!r:.60} needs debugpy, which ipykernel usually brings: pip install debugpy", name="debugpy"
-        )
 
 
 def check_options(seed: Any, name: Any, live: Any, watch: Any) -> None:

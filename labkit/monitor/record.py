@@ -95,8 +95,6 @@ class RunRecord:
         """A sentence for each observer that failed."""
         self.paused_by: set[object] = set()
         """The observers for which `stall_s` does not run just now: somebody is at a prompt, or to come."""
-        self.panel: Any = None
-        """A widget for the live view: the debugger's, once a rank asks for a line."""
         self._state = RunState(world_size, engine.failure_grace_s, time.monotonic())
         self._status = "running"
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-import labkit.rank.breakpoints.hook  # noqa: F401 - the job will bring one: imported before it comes
+import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: imported before it comes
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import first_step, script_compat

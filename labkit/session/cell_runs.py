@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.debugger.debugger import Debugger
+from labkit.debugger import Debugger
 from labkit.engines.arguments import check_seconds
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
@@ -187,7 +187,7 @@ class CellRuns:
             spared_gpus=self._placement.spared,
             pg_timeout_s=pg_timeout_s,
         )
-        run = Run(engine, self._world_size, title, stall_s, [Debugger(live=False, wait=True)])
+        run = Run(engine, self._world_size, title, stall_s, [Debugger(None, wait=True)])
         run.start(job)
         return run
 

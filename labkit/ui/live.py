@@ -103,8 +103,6 @@ class LiveView(Watcher):
         self._drawn: object = None
         self._chart_due_s, self._picture_due_s = math.inf, 0.0
         self._top = widgets.HBox([self._button, self._head])
-        self._panel: Any = None
-        """The debugger's, from the first question on."""
         self._box = widgets.VBox(self._children())
         for widget in (self._button, self._output.output):
             kernel.answer_while_the_cell_runs(widget)
@@ -119,7 +117,7 @@ class LiveView(Watcher):
         page.ask()
 
     def _children(self) -> list[Any]:
-        middle = [part for part in (self._panel, self._chart, self._picture) if part is not None]
+        middle = [part for part in (self._chart, self._picture) if part is not None]
         return [self._top, self._states, *middle, self._output.output]
 
     def _show(self) -> None:
@@ -193,9 +191,6 @@ class LiveView(Watcher):
         self._output.draw()
         for name, says in self._button_says().items() if not self._run.stopping else ():
             setattr(self._button, name, says)
-        if self._panel is not (panel := self._run.panel):
-            self._panel = panel
-            self._box.children = self._children()
         if self._lines is None and page.shows_no_widgets():
             print_text(page.missing())
             self._lines = Lines(self._run, in_notebook=False, wait=True)

@@ -35,7 +35,7 @@ from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
 from labkit.rank import device as devices
-from labkit.rank.breakpoints.hook import NobodyAnswers, PromptHook, _Installed
+from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
 from labkit.run import Run
 from labkit.session.turns import Turns
@@ -138,9 +138,9 @@ def gpu(_):
 
 
 def nobody_answers(_):
-    channel = SimpleNamespace(rank=0, stop_asked_s=None, listen=None)
-    hook = PromptHook("the notebook runs headless", False)
-    with _Installed(hook, A_JOB, channel), pytest.raises(NobodyAnswers) as error:
+    channel = SimpleNamespace(rank=0)
+    hook = Prompt("the notebook runs headless", False)
+    with hook.around(A_JOB, channel), pytest.raises(RuntimeError) as error:
         breakpoint()
     return str(error.value)
 
@@ -317,7 +317,7 @@ def test_every_page_is_named_by_a_message_and_every_named_page_is_there():
     assert set(named) <= set(PAGES)
 
 
-ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError", "NobodyAnswers"}
+ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError"}
 """Kinds of errors that refuse a run, or end one. A TypeError or ValueError of `launch` names its page in `naming`."""
 
 SAY_IT_ALL = {

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit import run as monitor_run
-from labkit.debugger.debugger import Debugger
+from labkit.debugger import Debugger
 from labkit.launcher import show_run
 from labkit.monitor import active_runs as going
 from labkit.monitor import record
@@ -265,7 +265,7 @@ class Held:
 
     def __init__(self, method):
         self.is_over, self.is_in = threading.Event(), threading.Event()
-        self.observer = Debugger(live=None, wait=True)
+        self.observer = Debugger(None, wait=True)
         setattr(self.observer, method, self._hold)
 
     def _hold(self, *_):

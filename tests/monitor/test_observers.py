@@ -10,8 +10,7 @@ from array import array
 import pytest
 
 import labkit
-from labkit.debugger.attach import AttachObserver
-from labkit.debugger.debugger import Debugger
+from labkit.debugger import Debugger
 from labkit.launcher import show_run
 from labkit.monitor.observers import Observers, RunObserver
 from labkit.monitor.stack_query import StackQuery
@@ -72,7 +71,6 @@ def run_with(observers, end):
     assert run.over.is_set(), f"never ends: {run.states}"
     assert isinstance(run.notice, str)
     run.over_after_s = time.monotonic() - began_s
-    assert run.panel is None
     return run
 
 
@@ -223,7 +221,6 @@ OWN = sorted(
 
 def test_every_method_of_an_observer_has_two_users_at_least():
     assert {each.__name__ for each in OWN} == {
-        "AttachObserver",
         "Debugger",
         "MemoryWatch",
         "StackQuery",
@@ -242,7 +239,7 @@ def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, a
     monkeypatch.setattr("labkit.steps.watch.watched", lambda function, plan: function)
     monkeypatch.setattr(kind, method, raises(RuntimeError("injected")))
     end = OF_ONE[kind][method] if method in OF_ONE.get(kind, ()) else end_with(method, asked)
-    run = run_with([AttachObserver([0]), Debugger(live=False, wait=True), TraceObserver(3)], end)
+    run = run_with([Debugger(None, wait=True), TraceObserver(3)], end)
     assert_ended(run, end)
     assert_named(run, kind, "RuntimeError: injected")
 

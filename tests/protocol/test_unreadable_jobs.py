@@ -11,7 +11,7 @@ from multiprocessing.connection import Pipe
 import pytest
 
 import labkit
-from labkit.debugger.debugger import Debugger
+from labkit.debugger import Debugger
 from labkit.engines import standby
 from labkit.protocol import events
 from labkit.protocol.framing import framed

@@ -26,8 +26,8 @@ A message ends with the line that shows its page, wherever labkit is installed a
   and ranks.
 * `labkit.failures.pages.cannot_be_exported`: A function from a cell cannot be written as a script that runs
   without its notebook.
-* `labkit.failures.pages.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type
-  the answer.
+* `labkit.failures.pages.nobody_answers`: A rank is at `breakpoint()`, and nobody could type what its
+  debugger reads.
 * `labkit.failures.pages.checkpoint`: A checkpoint could not be written or read. What was saved before is as
   it was.
 * `labkit.failures.pages.session`: Reserved ranks (`labkit.Session`, `%%ranks`) are held by another run, or
