@@ -1,8 +1,7 @@
 """The one room that knows the operating system: `host` is the system that this process runs on, chosen once.
 
 Only this room reads `sys.platform`, `os.name` and `/proc`, calls the C library, and names signals other than SIGINT and
-SIGTERM. `base.System` lists what the others may ask of it; `linux` and `macos` say how it is done there, and what is
-missing (`host.missing`, a sentence for each primitive, empty where it works):
+SIGTERM. `base.System` lists what the others may ask of it; `linux` and `macos` say how it is done there:
 
 ends with its notebook   `die_with_parent`, `adopt_orphans`, `children`
 a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`, `write_stack_at_end`
@@ -21,8 +20,6 @@ from __future__ import annotations
 import os
 import sys
 
-from labkit.system.base import PRIMITIVES as PRIMITIVES
-from labkit.system.base import Primitive as Primitive
 from labkit.system.base import System as System
 
 if sys.platform == "linux":

@@ -9,28 +9,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
-
-Primitive = Literal[
-    "ends with its notebook",
-    "a rank's stack",
-    "a rank's output",
-    "the store",
-    "a peer's end",
-    "memory now and peak",
-    "threads at work",
-    "a rank's environment",
-]
-
-PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+from typing import Any, ClassVar
 
 
 class System:
     """An operating system. A method that is not overridden does what is said here on every system."""
 
     name: ClassVar[str] = "this system"
-    missing: ClassVar[Mapping[Primitive, str]] = dict.fromkeys(PRIMITIVES, "")
-    """By primitive, what a reader does without here, in a sentence; empty where it works."""
 
     # Ends with its notebook
 
@@ -87,10 +72,6 @@ class System:
 
     def cancel_alarm(self) -> None:
         """Cancel an alarm that is still to ring: it would end the process."""
-
-    def boot(self) -> str:
-        """Return what tells this machine's clock from another's: containers on one machine share theirs."""
-        return self.node()
 
     def node(self) -> str:
         """Return the machine's name."""
@@ -252,30 +233,9 @@ class System:
         """Return this process's sockets by name, with a descriptor of each; {} where the system does not list them."""
         return {}
 
-    def is_mine(self, connection: socket.socket) -> bool:
-        """Whether a process of this user's is at the other end of a TCP connection on this machine.
-
-        Where only processes tell: those of this user's that let themselves be looked at.
-        """
-        import psutil
-
-        ends = tuple(connection.getpeername()[:2]), tuple(connection.getsockname()[:2])
-        user = psutil.Process().username()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.username() == user and any(
-                    (tuple(each.laddr), tuple(each.raddr)) == ends for each in process.net_connections("tcp")
-                ):
-                    return True
-        return False
-
     def bytes_sent(self) -> int:
         """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
 
         Raises OSError where the system does not count.
         """
         raise OSError("only Linux says how much a socket has sent")
-
-    def hidden_input(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the terminal does not show what is typed."""
-        return contextlib.nullcontext()

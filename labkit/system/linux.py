@@ -96,12 +96,6 @@ class Linux(Posix):
             where = _read(f"/proc/{pid}/wchan").strip("0\n")
         return f"state {state or '?'}" + (f", in {where}" if where else "")
 
-    def boot(self) -> str:
-        """Return the number that the kernel has given itself."""
-        with contextlib.suppress(OSError):
-            return _read("/proc/sys/kernel/random/boot_id")
-        return self.node()
-
     # Memory now and peak
 
     def resident_bytes(self) -> int:
@@ -179,20 +173,6 @@ class Linux(Posix):
                         found[name] = int(descriptor)
         return found
 
-    def is_mine(self, connection: socket.socket) -> bool:
-        """Whether a process of this user's has made the socket at the other end of an IPv4 connection on this machine.
-
-        https://docs.kernel.org/networking/proc_net_tcp.html: a row for each socket, with its user. That of one which
-        is closed already names no user, so it has to be established (state 01).
-        """
-        ends = [_in_proc(connection.getpeername()), _in_proc(connection.getsockname()), "01"]
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            for row in _read("/proc/net/tcp").splitlines()[1:]:
-                fields = row.split()
-                if fields[1:4] == ends:
-                    return int(fields[7]) == os.geteuid()
-        return False
-
     def bytes_sent(self) -> int:
         """Bytes sent over TCP connections that are still open, retransmissions excluded (TCP_INFO)."""
         total = 0
@@ -209,11 +189,6 @@ class Linux(Posix):
 def _malloc_trim() -> ctypes._CFuncPtr | None:  # type: ignore[name-defined]
     """Return glibc's, where the C library is that: https://man7.org/linux/man-pages/man3/malloc_trim.3.html."""
     return getattr(_libc, "malloc_trim", None)
-
-
-def _in_proc(address: tuple[str, int]) -> str:
-    """Return an IPv4 address and port as /proc/net/tcp has them."""
-    return f"{struct.unpack('=I', socket.inet_aton(address[0]))[0]:08X}:{address[1]:04X}"
 
 
 def _read(path: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import ClassVar
 
-from labkit.system.base import PRIMITIVES, Primitive, System
+from labkit.system.base import System
 from labkit.system.posix import Posix
 
 
@@ -14,10 +14,6 @@ class MacOS(Posix):
     """macOS: POSIX calls, without /proc and without a signal at a parent's end."""
 
     name: ClassVar[str] = "macOS"
-    missing: ClassVar[Mapping[Primitive, str]] = {
-        **dict.fromkeys(PRIMITIVES, ""),
-        "memory now and peak": "macOS does not tell the peak of a process, so what is resident at the end counts",
-    }
     # The wheels for macOS have LLVM's OpenMP, whose threads spin for 200 ms after each parallel loop; `labkit.system.
     # linux` says what that does to ranks that share cores.
     start_environment: ClassVar[Mapping[str, str]] = {**System.start_environment, "KMP_BLOCKTIME": "0"}

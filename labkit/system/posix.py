@@ -6,8 +6,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
-from collections.abc import Iterator
 from typing import ClassVar
 
 from labkit.system.base import System
@@ -129,16 +127,3 @@ class Posix(System):
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    @contextlib.contextmanager
-    def hidden_input(self) -> Iterator[None]:
-        """Return a context in which the terminal does not show what is typed."""
-        import termios
-
-        before = termios.tcgetattr(sys.stdin)
-        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
-        try:
-            yield
-        finally:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
