@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,9 +13,8 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
-from labkit.protocol import definitions, module_archives, modules
+from labkit.protocol import modules
 from labkit.protocol.job import Job
-from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.text import printable
 from labkit.rank import scripts, settings
@@ -103,13 +101,6 @@ def launch(
         *(seed, name, on, watch, device, bundles),
     )
     check(asked, gpus)
-    own = modules.of_reader()
-    for file in modules.edited(own):
-        warnings.warn(
-            f"{file} has changed since this notebook imported it: the ranks import it as it is now, the notebook has "
-            "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
-            stacklevel=2,
-        )
     if on is not None:
         on = on if world_size is None else on.first(world_size)
         world_size = on.world_size
@@ -131,10 +122,9 @@ def launch(
         argv=kernel.command_line(name_of(fn)),
         device=device,
         spared_gpus=placement.spared,
-        imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack(own)),
+        path=tuple(modules.search_path()),
+        is_here=is_here,
         settings=settings.of_this_process(),
-        definitions=definitions.collect(),
         pg_timeout_s=pg_timeout_s,
         watches_nan=watch == "nan",
         takes_worker=takes_worker(fn, args, kwargs),

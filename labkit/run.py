@@ -20,7 +20,6 @@ from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
-from labkit.rank import notebook_main
 from labkit.ui import kernel, present
 
 if TYPE_CHECKING:
@@ -266,7 +265,6 @@ class Run(RunRecord):
         active_runs.add(self)
         runs.add(self)
         try:
-            self._state.missing = notebook_main.finder(job)
             self._follower.begin(job.cells, job.start_s, stopping)
         except BaseException:
             if not self._follower.has_begun:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.rank.isolation import collect_garbage, left_tensors
+from labkit.rank.staying import collect_garbage, left_tensors
 from labkit.trace.phases import Phases
 from labkit.trace.profiling import Kept, activations, local, saved_now, size_bytes, state_of
 

@@ -18,8 +18,6 @@ class Target:
 
     is_here = False
     """Whether the ranks are processes of this machine, which share its GPUs and cores."""
-    has_files = True
-    """Whether the ranks see the notebook's files."""
     world_size: int  # number of ranks
     device: str | None = None  # where ranks compute, as asked: "cpu", "cuda" or None
     reserved = 0

@@ -2,7 +2,7 @@
 
 The rest is as everywhere: the function travels by value, finds a process group (of one) and the settings of a rank,
 logs to a live view, and its run has history, output, results and an error. What it changes of the process's settings is
-put back (`rank.isolation`). Imported modules are the notebook's own, and on a GPU so are its memory and its context.
+put back (`rank.staying`). Imported modules are the notebook's own, and on a GPU so are its memory and its context.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
+import torch
 import torch.distributed as dist
 
 from labkit.engines.base import Engine, Target
@@ -26,7 +27,7 @@ from labkit.engines.local import loopback_environment
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.text import printable
-from labkit.rank import device, failure, isolation, main, process_group
+from labkit.rank import device, failure, main, process_group, staying
 from labkit.rank.channels import Channel
 from labkit.rank.hooks import hooks_of
 from labkit.rank.log_batcher import LogBatcher
@@ -84,7 +85,7 @@ class InProcessEngine(Engine):
     def start(self, job: Job) -> None:
         """Take the job; `work` does it."""
         environment = {**loopback_environment(), **job.environment}
-        self._job = job._replace(environment=environment, search=None, settings=None)  # which are there
+        self._job = job._replace(environment=environment, path=(), settings=None)  # which are there
 
     def work(self, interrupted: Callable[[], object]) -> None:
         """Do the job in this thread, and tell the run what came of it. Raises nothing.
@@ -93,7 +94,8 @@ class InProcessEngine(Engine):
         """
         assert self._job is not None
         self._on_interrupt = interrupted
-        before, code, streams = isolation.capture(), 1, (sys.stdout, sys.stderr)
+        before, code, streams = staying.State(), 1, (sys.stdout, sys.stderr)
+        threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
         children.send_by_value()
         device.forget_peak()
         try:
@@ -110,7 +112,9 @@ class InProcessEngine(Engine):
                 pass
             sys.stdout, sys.stderr = streams
             children.send_by_name()
-            isolation.restore(before)
+            signal.signal(signal.SIGINT, handler)
+            torch.set_num_threads(threads)
+            before.put_back()
             self._channel.send(events.Memory(0, host.peak_bytes(os.getpid()), device.peak_bytes()))
             self._channel.send(events.Exit(0, code, ended=self._was_killed))
 

@@ -31,7 +31,6 @@ from labkit.exporting.rehearsal import as_launched
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.launchers.slurm.target import Slurm
-from labkit.protocol.module_archives import files_in
 from labkit.protocol.redaction import redact
 from labkit.rank.worker import takes_worker
 
@@ -446,3 +445,11 @@ def _earlier(folder: Path) -> dict[str, str]:
         return {}
     found: dict[str, str] = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
     return found
+
+
+def files_in(package: Path, subpackages: bool = True) -> Iterator[Path]:
+    """Yield the files in a package's folder, with or without those of packages inside it; none that are hidden."""
+    for folder, folders, names in os.walk(package):
+        inside = [each for each in folders if each[0] != "." and each != "__pycache__"]
+        folders[:] = [each for each in inside if subpackages or not Path(folder, each, "__init__.py").exists()]
+        yield from (Path(folder, name) for name in names if name[0] != ".")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.protocol.modules import is_readers
+from labkit.protocol.modules import is_user_file
 from labkit.protocol.source import line_of, place_of
 from labkit.rank.capture_locals import KIND
 
@@ -83,5 +83,5 @@ def frames_of(
         FailedFrame(failure.rank, place_of(file, line, cells), function, line_of(file, line, cells), dict(variables))
         for failure in given
         for (file, line, function), variables in zip(failure.frames, said.get(failure.rank, ()), strict=False)
-        if is_readers(file, cells)
+        if is_user_file(file, cells)
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from labkit.failures.grouping import alike, rank_list
 from labkit.protocol.job import Cell
-from labkit.protocol.modules import is_readers
+from labkit.protocol.modules import is_user_file
 from labkit.protocol.source import line_of, place_of, text_of
 
 COLLECTIVES = tuple(
@@ -108,11 +108,11 @@ class RankStack:
         self.other_thread = other_thread
         self._has_gpu, self._in_call = device.startswith("cuda"), in_call
         self._cells = cells
-        mine = [index for index, frame in enumerate(frames) if self._is_readers(frame)]
+        mine = [index for index, frame in enumerate(frames) if self._is_user_frame(frame)]
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
 
-    def _is_readers(self, frame: Frame) -> bool:
-        return is_readers(frame.file, self._cells)
+    def _is_user_frame(self, frame: Frame) -> bool:
+        return is_user_file(frame.file, self._cells)
 
     @property
     def place(self) -> str:
@@ -187,7 +187,7 @@ class RankStack:
     def details(self) -> str:
         """The stack, the reader's own lines first."""
         lines = []
-        reader = [frame for frame in self.frames if self._is_readers(frame)]
+        reader = [frame for frame in self.frames if self._is_user_frame(frame)]
         for frame, again in itertools.groupby(reader):
             lines.append(f"  {self._name(frame)}, in {frame.function}")
             if source := line_of(frame.file, frame.line, self._cells):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,8 +81,6 @@ class RunState:
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
-        self.missing: Callable[[str], Any] | None = None
-        """Returns what a result names as the notebook's, should this one not have it (any more)."""
 
     @property
     def said(self) -> str:
@@ -201,7 +198,7 @@ class RunState:
 
     def _load(self, event: events.Result) -> Any:
         """Return what a rank returned; where that cannot be loaded, the exception, whose `load()` tries again."""
-        load = functools.partial(loads, event.blob, missing=self.missing)
+        load = functools.partial(loads, event.blob)
         try:
             return load()
         except (Exception, SystemExit) as error:  # importing what it needs may end in either

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from labkit.protocol.definitions import Definitions
-    from labkit.protocol.modules import Search
     from labkit.protocol.pickling import Message
 
 
@@ -21,26 +19,13 @@ class Cell(NamedTuple):
     text: str
 
 
-class ProcessIsolation(Protocol):
-    """What a rank that stays does around each job, so that it neither sees the last one nor an old notebook."""
+class Surroundings(NamedTuple):
+    """What of the notebook's process a rank that stays takes over as a job begins, as a new process inherits it."""
 
-    def around(self, is_cell: bool) -> AbstractContextManager[int]:
-        """Return the context in which the process that calls this does the job: as good as new, but for cells.
-
-        It gives how many bytes of memory earlier jobs have left there.
-        """
-
-    def join(self, part: Any) -> tuple[Any, Any]:
-        """Return where the rank computes in a `labkit.rank.main.RankTask`, and the store of the group that it is in."""
-
-    def keep_group(self) -> bool:
-        """Keep the process group of a launch that has ended well for the next one, if it may be; return whether."""
-
-    def give_memory_back(self) -> None:
-        """Let go of what the job has left and nobody refers to."""
-
-    def take_over(self) -> None:
-        """Have the process that calls this take over the notebook's folder, path and environment, say."""
+    folder: str
+    """The working folder."""
+    environment: dict[str, str] | None = None
+    """None for ranks on other machines, which may not have the folder either."""
 
 
 class RankHook:
@@ -85,7 +70,7 @@ class Job(NamedTuple):
     """The notebook's cells by the file names that tracebacks know them by."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
-    isolation: ProcessIsolation | None = None
+    stays: Surroundings | None = None
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHook, ...] = ()
     """What takes part on each rank besides what every job has, the debugger's part, say."""
@@ -93,18 +78,14 @@ class Job(NamedTuple):
     """Where ranks meet: the file of a store on this machine, or tcp://HOST:PORT."""
     argv: tuple[str, ...] = ("-c",)
     """`sys.argv` of a rank, for the reader's own command line."""
-    imported: tuple[str, ...] = ()
-    """The modules that the notebook's cells import."""
-    search: Search | None = None
-    """Where the rank finds its modules; None: where its process does."""
+    path: tuple[str, ...] = ()
+    """The notebook's `sys.path`, each entry absolute; (): the rank keeps its own."""
+    is_here: bool = True
+    """Whether the ranks are processes of the notebook's machine."""
     settings: Mapping[str, Any] | None = None
-    """Of the notebook's process (`labkit.rank.settings`); None: the rank keeps its own."""
-    definitions: Definitions | None = None
-    """What the rank's `__main__` has besides what the function brings; None: that stays as it is."""
+    """Of the notebook's process (`labkit.rank.settings`); None: the rank keeps its own, and its `__main__`."""
     device: str | None = None
     """As `labkit.launch` was asked: "cpu", "cuda" or None."""
-    lasting_store: str = ""
-    """The file of a store that lasts as long as the reserved ranks, for a process group that may outlive its launch."""
     spared_gpus: int = 0
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
     watches_nan: bool = False

@@ -8,6 +8,7 @@ which is then the notebook's own. Of tensors each storage goes once (`storages`)
 from __future__ import annotations
 
 import builtins
+import enum
 import functools
 import getpass
 import importlib
@@ -16,14 +17,14 @@ import pickle
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import cloudpickle
 import torch
 from cloudpickle import cloudpickle as by_value
 
-from labkit.protocol import reducing, storages
+from labkit.protocol import modules, storages
 from labkit.protocol.framing import MARK, framed, unframed
 from labkit.protocol.pages import help_hint
 
@@ -33,25 +34,21 @@ MAIN = "__main__"
 class Message:
     """A pickle and, beside it, the storages of its tensors, each once. Read it with `loads`."""
 
-    def __init__(
-        self, head: bytes, storages: list[torch.UntypedStorage], names: frozenset[str] = frozenset(), held: Any = None
-    ) -> None:
+    def __init__(self, head: bytes, storages: list[torch.UntypedStorage], held: Any = None) -> None:
         self.head = head
         self.storages = storages
-        self.names = names
-        """What definitions in it mention without using it: names in annotations."""
         self._held = held
         """What must live until it has been read: shared memory."""
 
     @classmethod
-    def of_buffers(cls, head: bytes, names: frozenset[str], *buffers: Any) -> Message:
+    def of_buffers(cls, head: bytes, *buffers: Any) -> Message:
         """Return the message with these storages, or others with the same bytes."""
-        return cls(head, [b if isinstance(b, torch.UntypedStorage) else storages.of_bytes(b) for b in buffers], names)
+        return cls(head, [b if isinstance(b, torch.UntypedStorage) else storages.of_bytes(b) for b in buffers])
 
     def __reduce__(self) -> Any:
         # Out of band where the pickler has a place for that, as with `channels.send`.
         buffers = (pickle.PickleBuffer(storages.memory(storage)) for storage in self.storages)
-        return Message.of_buffers, (self.head, self.names, *buffers)
+        return Message.of_buffers, (self.head, *buffers)
 
     @property
     def size(self) -> int:
@@ -107,9 +104,6 @@ class Main(Protocol):
     namespace: dict[str, Any]
     """The global namespace of its functions."""
 
-    def find(self, name: str) -> Any:
-        """Return what is called so and is not in the namespace. Raises AttributeError."""
-
     def known(self, name: str) -> Any:
         """Return what was received under this name before, or None."""
 
@@ -118,6 +112,12 @@ class Main(Protocol):
 
 
 # Sending
+
+
+_Cached: Any = type(functools.cache(lambda: None))
+
+DEFINITIONS = {types.FunctionType, _Cached}
+"""What `def` makes, with decorators or without."""
 
 
 class _Namespace(dict):
@@ -137,8 +137,8 @@ class Pickler(cloudpickle.Pickler):
         file: where the pickle goes.
     """
 
-    _keeps_hooks = True
-    """Whether the hooks of tensors and optimizers come along."""
+    _refuses = True
+    """Whether what would arrive as something else is refused: hooks are left behind, modules may be others there."""
 
     def __init__(
         self,
@@ -151,7 +151,10 @@ class Pickler(cloudpickle.Pickler):
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
         self.storages: list[torch.UntypedStorage] = []
         self.held: list[Any] = []
-        self.names: set[str] = set()
+        self._path: list[str] | None = None
+        """Where a rank looks for modules."""
+        self._not_found: dict[str, str] = {}
+        """Why it would not find one, by name; "" for those that it finds."""
         self._own: set[int] = set()
         """Storages that nobody else has."""
         self._at: dict[tuple[int, int], torch.UntypedStorage] = {}
@@ -163,43 +166,59 @@ class Pickler(cloudpickle.Pickler):
 
     def message(self) -> Message:
         """Return what has been pickled."""
-        return Message(self._file.getvalue(), self.storages, frozenset(self.names), self.held)
+        return Message(self._file.getvalue(), self.storages, self.held)
 
     def reducer_override(self, value: Any) -> Any:
         """Return how something is pickled that is of none of Python's own simple types."""
         kind = type(value)
         if kind is torch.Tensor and storages.is_plain(value):
             return storages.tensor_in, storages.lies_in(value)
-        if self._keeps_hooks and issubclass(kind, torch.Tensor) and (hooks := storages.hooks(value)):
-            return self._reduce_hooked(value, hooks)
-        if self._keeps_hooks and isinstance(value, torch.optim.Optimizer):
-            return reducing.reduce_optimizer(value)
+        if self._refuses:
+            self._check_hooks(value)
         if issubclass(kind, torch.UntypedStorage):
             return self._reduce_storage(value)
         if kind is torch.TypedStorage:
             return storages.typed, (value._untyped_storage, value.dtype)
-        if issubclass(kind, type) or kind in reducing.DEFINITIONS:
+        if issubclass(kind, type) or kind in DEFINITIONS:
             return self._reduce_definition(value)
-        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and storages.is_plain_array(value):
-            return storages.array_in, storages.array_lies_in(value)
+        if (
+            kind is types.CodeType
+        ):  # its file, too, which cloudpickle leaves out from 3.1.3 on: else no traceback has lines
+            return code_of, (value.co_filename, *cloudpickle.Pickler.dispatch_table[kind](value))
+        if kind is types.CellType:
+            return _reduce_cell(value)
+        if kind is functools.cached_property and "lock" in vars(value):  # before Python 3.12
+            return functools.cached_property, (value.func,), {"attrname": value.attrname}
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and (reduced := storages.reduce_array(value)):
+            return reduced
         if kind is Message:
             self.held.append(value)
             self._own |= {id(storage) for storage in value.storages}
-            return Message, (value.head, value.storages, value.names)
+            return Message, (value.head, value.storages)
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(value)
         if (instead := _in_a_script(value)) is not None:
             return getattr, instead
-        if (named := reducing.pickled_by_name(value, MAIN)) is not None:
-            name, make, args = named
-            return (_of_main, (name,)) if self._is_known(name, value) else (_received, (name, make, *args))
-        return reducing.reduce(value)
+        return super().reducer_override(value)
 
-    def _reduce_hooked(self, tensor: torch.Tensor, hooks: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "backward hook .* will not be serialized")
-            make, args = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return make, args, hooks, None, None, storages.set_hooks
+    def _check_hooks(self, value: Any) -> None:
+        """Raise TypeError for hooks, which PyTorch leaves out of a pickle: those of a parameter without a warning."""
+        if isinstance(value, torch.Tensor) and storages.has_hooks(value):
+            raise TypeError("it has hooks, which do not travel: register them in the function")
+        if isinstance(value, torch.optim.Optimizer) and any(
+            getattr(value, f"_optimizer_{name}_hooks", None)
+            for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post")
+        ):
+            raise TypeError("it has hooks, which do not travel: register them in the function")
+
+    def _check_found(self, module: str, what: Any) -> None:
+        """Raise TypeError for something that goes by the name of a module which a rank would not find."""
+        top = module.partition(".")[0]
+        if top not in self._not_found:
+            self._path = modules.search_path() if self._path is None else self._path
+            self._not_found[top] = modules.not_found_because(top, self._path)
+        if (why := self._not_found[top]) and by_value._should_pickle_by_reference(what):
+            raise TypeError(f"{why}: import it in the function, or put it into a file beside the notebook")
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
         if storages.is_shared(storage):
@@ -224,27 +243,31 @@ class Pickler(cloudpickle.Pickler):
         name, of = found_as(value), getattr(value, "__module__", None)
         if name and self._is_known(name, value):
             return _of_main, (name,)
-        if of == MAIN:
-            self.names |= reducing.mentioned(value)
-        elif (module := reducing.made_by_hand(of)) is not None:
-            if isinstance(value, type):
-                return by_value._dynamic_class_reduce(value)
-            self.globals_ref.setdefault(id(vars(module)), reducing.NamespaceOf(module))
-            return self._dynamic_function_reduce(value)
-        reduced = reducing.reduce(value)
-        if reduced is NotImplemented:
+        if self._refuses and isinstance(of, str) and of in sys.modules:
+            self._check_found(of, value)
+        if type(value) is _Cached and not _is_by_name(value):
+            others = {k: given for k, given in vars(value).items() if k not in ("__wrapped__", "cache_parameters")}
+            reduced: Any = cached, (value.__wrapped__, value.cache_parameters()), others, None, None, set_attributes
+        else:
             reduced = super().reducer_override(value)
+            if isinstance(value, type):
+                reduced = _with_repeated_attributes(value, reduced)
         if name and isinstance(reduced, tuple):
             make, args, *rest = reduced
             return (_received, (name, make, *args), *rest)
         return reduced
 
+    def _dynamic_function_reduce(self, func: Any) -> Any:
+        # With the very cells of its closure, which other functions may share; cloudpickle gives each function its own.
+        make, args, *rest = super()._dynamic_function_reduce(func)
+        return (make, (*args[:-1], func.__closure__), *rest)
+
     def _reduce_module(self, module: types.ModuleType) -> Any:
+        if self._refuses and sys.modules.get(module.__name__) is module:
+            self._check_found(module.__name__, module)
         # By name also those of a type of their own, such as `torch.backends.cudnn`.
         if type(module) is not types.ModuleType and sys.modules.get(module.__name__) is module:
             return importlib.import_module, (module.__name__,)
-        if reducing.made_by_hand(module.__name__) is module:
-            return reducing.reduce_made(module)
         return super().reducer_override(module)
 
 
@@ -254,7 +277,7 @@ class ResultPickler(Pickler):
     The wrapper belongs to a process group, and the notebook is in none; nor are the hooks that strategies set.
     """
 
-    _keeps_hooks = False
+    _refuses = False
 
     def reducer_override(self, value: Any) -> Any:
         """Return how something is pickled that is of none of Python's own simple types."""
@@ -266,6 +289,36 @@ class ResultPickler(Pickler):
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
         host = to_host(storage)
         return super()._reduce_storage(storage) if host is storage else (storages.same, (host,))
+
+
+def _reduce_cell(cell: types.CellType) -> Any:
+    """Return how a closure's cell is pickled: what is in it may be the function whose closure it is."""
+    try:
+        return types.CellType, (), (cell.cell_contents,), None, None, fill_cell
+    except ValueError:  # it is empty
+        return types.CellType, ()
+
+
+def fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
+    """Put into a cell what is to be in it."""
+    (cell.cell_contents,) = contents
+
+
+def _is_by_name(value: Any) -> bool:
+    """Whether a function is found by its name in a module that others can import."""
+    return by_value._lookup_module_and_qualname(value, getattr(value, "__qualname__", None)) is not None
+
+
+def _with_repeated_attributes(kind: type, reduced: Any) -> Any:
+    """Have a class keep attributes that are the same object as its base's, which cloudpickle leaves out.
+
+    They are one until somebody sets the base's.
+    """
+    if isinstance(reduced, tuple) and len(reduced) > 2 and not issubclass(kind, enum.Enum):
+        state, inherited = reduced[2][0], {id(value) for base in kind.__bases__ for value in vars(base).values()}
+        repeated = {name: value for name, value in vars(kind).items() if id(value) in inherited}
+        state.update({name: value for name, value in repeated.items() if not name.startswith("__")})
+    return reduced
 
 
 def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -341,10 +394,8 @@ def main_of_notebook() -> types.ModuleType:
 class _Reading:
     """What one message needs while it is unpickled."""
 
-    def __init__(
-        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, device: torch.device | None
-    ) -> None:
-        self._storages, self._main, self._missing = message.storages, main, missing
+    def __init__(self, message: Message, main: Main | None, device: torch.device | None) -> None:
+        self._storages, self._main = message.storages, main
         self._device = device
         self._is_here = main is None or main.is_here
         self._own_namespace: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
@@ -378,12 +429,9 @@ class _Reading:
         top, *inside = name.split(".")
         main = vars(main_of_notebook()) if self._main is None else self._main.namespace
         try:
-            first = main[top] if top in main or self._main is None else self._main.find(top)
-            return functools.reduce(getattr, inside, first)
+            return functools.reduce(getattr, inside, main[top])
         except (AttributeError, KeyError):
-            if self._missing is None:
-                raise AttributeError(f"module '__main__' has no attribute {name!r}") from None
-            return self._missing(name)
+            raise AttributeError(f"module '__main__' has no attribute {name!r}") from None
 
     # In the notebook's own process cloudpickle finds the class that was sent, and would write into it what comes back.
 
@@ -427,13 +475,22 @@ class _Unpickler(pickle.Unpickler):
         self._reading = reading
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._reading.named(module, name) or super().find_class(module, name)
+        if (found := self._reading.named(module, name)) is not None:
+            return found
+        try:
+            return super().find_class(module, name)
+        except AttributeError as error:
+            if module != MAIN:
+                raise
+            raise AttributeError(
+                f"{error}: it travels by its name, which this process does not have. Make it in the function, or in a "
+                "module"
+            ) from None
 
 
 def loads(
     message: Message | bytes,
     main: Main | None = None,
-    missing: Callable[[str], Any] | None = None,
     device: torch.device | None = None,
 ) -> Any:
     """Unpickle what `dump` or `dumps` has pickled.
@@ -441,14 +498,29 @@ def loads(
     Args:
         message: what was pickled.
         main: where the definitions that it brings are kept; None: nowhere.
-        missing: returns what is called so in the notebook that sent it, where this one's `__main__` has it no more.
         device: where those go that were on another device than the CPU.
 
     Raises what unpickling raises.
     """
     if not isinstance(message, Message):
         message = Message.of_bytes(message)
-    return _Unpickler(message.head, _Reading(message, main, missing, device)).load()
+    return _Unpickler(message.head, _Reading(message, main, device)).load()
+
+
+def code_of(file: str, make: Callable[..., types.CodeType], args: Any) -> types.CodeType:
+    """Return the code that `make` makes, with the name of its file."""
+    return make(*args).replace(co_filename=file)
+
+
+def cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Return a function with a cache of its own."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
+    """Give a function its attributes."""
+    for name, given in attributes.items():
+        setattr(value, name, given)
 
 
 # What a launch sends, and what comes back

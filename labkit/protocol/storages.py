@@ -81,7 +81,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_cpu
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and not vars(tensor)
-        and hooks(tensor) is None
+        and not has_hooks(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
@@ -105,45 +105,22 @@ def tensor_in(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-# Hooks, which PyTorch leaves out of every pickle: those of a parameter without a word
-
-
-def hooks(tensor: torch.Tensor) -> tuple[Any, Any] | None:
-    """Return the hooks on a tensor's gradient, as PyTorch keeps them: those that may change it, those that follow."""
-    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return (before, after) if before or after else None
-
-
-def set_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
-    """Give a tensor these hooks, in the very dictionaries from which a handle removes them."""
-    before, after = hooks
-    if before:
-        tensor._backward_hooks = before
-    if after:
-        tensor._post_accumulate_grad_hooks = after
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has hooks on its gradient."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 # Arrays of NumPy, which may lie in the same memory as a tensor
 
 
-def is_plain_array(array: Any) -> bool:
-    """Whether an array of NumPy is the bytes of one piece of memory."""
-    flags = array.flags
-    is_one_piece = array.nbytes > 0 and (flags.c_contiguous or flags.f_contiguous)
-    return is_one_piece and flags.writeable and not array.dtype.hasobject
-
-
-def array_lies_in(array: Any) -> tuple[Any, ...]:
-    """Return what `array_in` makes a plain array from. Its storage is the array's own memory."""
-    one_piece = array.ravel(order="K").view("uint8")
-    order = "C" if array.flags.c_contiguous else "F"
-    return torch.from_numpy(one_piece).untyped_storage(), array.dtype, array.shape, order
-
-
-def array_in(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
-    """Return the array of NumPy that is a storage's memory."""
-    memory: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    return memory.view(dtype).reshape(shape, order=order)
+def reduce_array(array: Any) -> Any:
+    """Return how an array is pickled, as a tensor in its memory; None if it is not of a tensor's kind."""
+    if not (array.nbytes and array.flags.writeable):
+        return None
+    try:
+        return torch.Tensor.numpy, (torch.from_numpy(array),)
+    except (TypeError, ValueError):  # dates, objects; strides that a tensor cannot have
+        return None
 
 
 def same(storage: torch.UntypedStorage) -> torch.UntypedStorage:

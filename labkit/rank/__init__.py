@@ -19,10 +19,6 @@ In a rank's process, for its whole life:
   network. It calls the original for every other address.
 * `dist.init_process_group` (`rank.script_compat.reuse_process_group`): a script finds that its rank has joined the
   group. It calls the original outside of a job.
-* `importlib._bootstrap._load_unlocked` (`rank.import_effects`, on reserved ranks): notes what an import changes, for
-  later jobs. There is no hook after an import.
-* A finder in `sys.meta_path` (`protocol.modules`): finds modules where the notebook found them. The next job's replaces
-  it.
 
 In a rank's process, while the function runs:
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from labkit.protocol.modules import is_readers
+from labkit.protocol.modules import is_user_file
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, redact
 from labkit.protocol.text import printable
 from labkit.rank.worker import Worker
@@ -45,7 +45,7 @@ def of_frames(frames: Iterable[FrameType], cells: Container[str]) -> list[Variab
     """
     given = list(frames)
     found: list[Variables] = [()] * len(given)
-    mine = [index for index, frame in enumerate(given) if is_readers(frame.f_code.co_filename, cells)][:FRAMES]
+    mine = [index for index, frame in enumerate(given) if is_user_file(frame.f_code.co_filename, cells)][:FRAMES]
 
     def describe_all() -> None:
         for index in mine:

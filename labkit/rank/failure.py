@@ -14,7 +14,6 @@ from types import TracebackType
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.text import printable
-from labkit.rank import hints
 from labkit.rank.channels import Channel
 from labkit.system import host
 
@@ -47,7 +46,6 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     host.ignore_sigchld()  # whose ends would raise another exception in here
     if isinstance(error, SystemExit) and not isinstance(error.code, int):
         print(error.code, file=sys.stderr)  # as Python does at its end
-    hints.add(behind(error), job)
     for hook in channel.hooks:
         hook.failed(behind(error), job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))

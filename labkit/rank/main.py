@@ -24,13 +24,14 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.rank import (
-    carried_modules,
     current,
     descendants,
     failure,
     notebook_main,
     process_group,
+    reserved_group,
     settings,
+    staying,
 )
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel
@@ -122,22 +123,21 @@ def end_if_forked(channel: Channel) -> None:
 def do_jobs(next_task: Callable[[], RankTask | None]) -> int:
     """Do one job after another until there is none left, or one after which the process is to end.
 
-    Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
-    as good as new: its isolation sees to it that a launched function begins as in a new process.
+    Return the exit code of the last. On reserved ranks each job is told its end by its channel.
     """
     gc.enable()  # which `die_with_parent` has turned off
     gc.freeze()  # what was imported stays: it need not be looked at in the midst of a step
     while (part := next_task()) is not None:
-        if (isolation := part.job.isolation) is None:
+        if part.job.stays is None:
             return _do_safely(part)
-        with isolation.around(part.job.group is not None) as left_bytes:
+        with staying.around(part.job.group is not None) as left_bytes:
             code = _do_safely(part, left_bytes)
             if devices.is_broken():
                 part.channel.send(events.Output(part.info.rank, BROKEN.format(part.info.rank)))
                 return code or 1
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
-        isolation.give_memory_back()
+        staying.give_memory_back()
     process_group.leave()
     _tidy_up()
     return 0
@@ -160,7 +160,7 @@ def run_job(part: RankTask, left_bytes: int = 0) -> int:
     channel.hooks = hooks_of(job)
     code, store = 1, None
     try:
-        settled, store = join(part) if job.isolation is None else job.isolation.join(part)
+        settled, store = join(part) if job.stays is None else reserved_group.join(part, set_up)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         failure.show_lines_of(job.cells)
         call_and_send_result(job, info, channel, log, settled)
@@ -175,9 +175,8 @@ def run_job(part: RankTask, left_bytes: int = 0) -> int:
     except Exception:  # no reason to fail
         traceback.print_exc()
     if job.group is None and store is not None:
-        keeps = job.isolation.keep_group if job.isolation else lambda: False
-        process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"), keeps)
-    _tidy_up(at_exit=job.isolation is None)
+        process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
+    _tidy_up(at_exit=job.stays is None)
     return code
 
 
@@ -193,7 +192,6 @@ def call_and_send_result(
         with notebook_main.of(job, is_here):
             with hooked(job, channel), devices.refusing_over_gloo(settled, info.rank):
                 function, args, kwargs = notebook_main.unpack(job.function, settled.device)
-                settings.allow_to_load(job.settings or {})
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
                 worker = Worker(info, settled.device, log, channel, job.watches_nan)
@@ -250,12 +248,11 @@ def set_up(job: Job, info: RankInfo) -> None:
     """Set the environment, threads and seeds of this rank."""
     rank = info.rank
     threads = job.threads or max(1, host.cores() // info.local_world_size)
-    if job.isolation is not None:
-        job.isolation.take_over()
+    if job.stays is not None:
+        staying.begin_in(job.stays)
     sys.argv[:] = job.argv
-    if job.search is not None:
-        job.search.take_over()
-        carried_modules.have(job.search.archives or {})
+    if job.path:  # on another machine, besides what there is
+        sys.path[:] = job.path if job.is_here else dict.fromkeys([*sys.path, *job.path])
     os.environ.update(job.environment)
     for name, value in host.rank_environment.items():
         os.environ.setdefault(name, value)
@@ -276,7 +273,7 @@ def set_up(job: Job, info: RankInfo) -> None:
     for variable, number in (machines | restarts).items():
         os.environ.setdefault(variable, str(number))  # torchrun's own, where it is there, knows better
     if job.settings is not None:
-        settings.take_over(job.settings)
+        settings.apply(job.settings)
     torch.set_num_threads(threads)
     if job.seed is not None:
         # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's
@@ -286,8 +283,6 @@ def set_up(job: Job, info: RankInfo) -> None:
         torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-    elif job.isolation is not None:
-        random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:

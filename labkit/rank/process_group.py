@@ -29,10 +29,8 @@ connected, and once this rank has left, they cannot. Less than what ranks are gi
 (`Engine.failure_grace_s`), so that this rank ends by itself."""
 
 
-def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Store | None = None) -> None:
+def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
     """Join the group of a job, whose ranks meet through this store, and wait until all have.
-
-    A group that outlives the job has a store of its own, `of_group`.
 
     A rank that fails, or leaves, while another still makes its connections would break those off: the other could not
     make its process group, and would not come to where the first one failed.
@@ -40,7 +38,7 @@ def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Sto
     # Threads of NCCL's own use the store, and are not to wait for Python.
     dist.init_process_group(
         settled.backend,
-        store=of_group or dist.PrefixStore("group", native(store) if settled.backend != "gloo" else store),
+        store=dist.PrefixStore("group", native(store) if settled.backend != "gloo" else store),
         rank=info.rank,
         world_size=info.world_size,
         device_id=settled.device if settled.device.type == "cuda" and is_nccl(settled.backend) else None,
@@ -78,9 +76,8 @@ def leave_together(
     store: dist.Store,
     has_failed: bool,
     alone: Callable[[], None],
-    keeps: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait a moment for the other ranks to return, then leave the process group, unless this rank `keeps` it.
+    """Wait a moment for the other ranks to return, then leave the process group.
 
     A rank that closes its connections while another still reads the last collective can make that one fail. Ranks that
     return much later are not waited for: if they are in a collective, they must learn that this rank is gone; `alone`
@@ -94,8 +91,6 @@ def leave_together(
         return
     if not together:
         alone()
-    elif keeps():
-        return
     leave()
     if together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):

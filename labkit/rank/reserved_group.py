@@ -1,10 +1,6 @@
 """The process group of a rank that stays for other jobs: how it keeps one, and leaves one.
 
-Cells have a group that stays from cell to cell. A launch has a group of its own, as in a new process. NCCL's is slow to
-make, so on a local session it stays for the next launch, if that finds it as good as new: all ranks returned, together;
-none left it, or made another besides; the processes and devices are the same. Each rank knows that of itself only, and
-one that joins a group while another keeps one would wait for ever. So as a launch begins each rank tells the others
-which group it has kept, and they keep it if all have said the same. On a cluster each launch makes its own.
+Cells have a group that stays from cell to cell. A launch has a group of its own, as in a new process.
 
 A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
 learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
@@ -19,15 +15,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import weakref
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from labkit.protocol.job import RankInfo
-from labkit.rank import main, process_group
-from labkit.rank.device import Settled, is_nccl, settle
-from labkit.rank.local_rendezvous import exchange, open_file_store
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank import process_group
+from labkit.rank.device import Settled, settle
 from labkit.system import host
 
 
@@ -40,89 +35,35 @@ class Joined(NamedTuple):
     store: dist.Store
     connections: frozenset[str]
     """Made in joining it, as Linux names them."""
-    name: str = ""
-    """Of a group that may outlive its launch; "" for one that may not."""
-    group: weakref.ref[dist.ProcessGroup] | None = None
-    """The same; destroyed by the function, it is to end."""
-    is_kept: bool = False
-    """Whether it does."""
 
 
 _joined: Joined | None = None
 _cells_are_set_up = False
 
 
-def join(part: main.RankTask) -> tuple[Settled, dist.Store]:
-    """Return where a job computes, and the store of its group, which is that of the last cell or is joined now."""
+def join(part: Any, set_up: Callable[[Job, RankInfo], None]) -> tuple[Settled, dist.Store]:
+    """Return where a job computes, and the store of its group, which is that of the last cell or is joined now.
+
+    Args:
+        part: a `labkit.rank.main.RankTask`.
+        set_up: sets this rank's environment, threads and seeds.
+    """
     global _joined, _cells_are_set_up
     job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
         return _joined.settled, _joined.store
-    if not job.lasting_store:
-        leave()
+    leave()
     # Cells keep their settings and random states, also where a launch has ended their process group.
     if job.group is None or not _cells_are_set_up:
-        main.set_up(job, info)
+        set_up(job, info)
     channel.during = "joining the process group"
     store = rendezvous(job, info)
     settled = settle(job, info, store)
-    lasts = bool(job.lasting_store) and is_nccl(settled.backend)
-    if lasts and _have_all_kept(info, settled, store):
-        # As in a new one: an earlier launch, or somebody at a prompt, may have changed it.
-        process_group.set_timeout(process_group.default_timeout(settled.backend))
-        return settled, store
-    leave()
     before = frozenset(host.open_sockets())
-    name = str(job.start_s) if lasts else ""
-    process_group.join(info, settled, store, _lasting_store(job.lasting_store, name) if lasts else None)
-    group = weakref.ref(dist.group.WORLD) if name and dist.group.WORLD is not None else None
-    _joined = Joined(job.group, settled, store, frozenset(host.open_sockets()) - before, name, group)
+    process_group.join(info, settled, store)
+    _joined = Joined(job.group, settled, store, frozenset(host.open_sockets()) - before)
     _cells_are_set_up = _cells_are_set_up or job.group is not None
     return settled, store
-
-
-def _have_all_kept(info: RankInfo, settled: Settled, store: dist.Store) -> bool:
-    """Whether all ranks of a launch have kept the same group, each on the device where it is to compute now."""
-    global _joined
-    mine = _joined if _joined is not None and _joined.is_kept and _joined.settled == settled else None
-    name = mine.name if mine is not None and dist.get_world_size() == info.world_size else ""
-    kept = exchange(store, "labkit/kept", name, info)
-    if _joined is None or not name or set(kept) != {name}:
-        return False
-    _joined = _joined._replace(store=store, is_kept=False)
-    return True
-
-
-_lasting: dict[str, dist.Store] = {}
-"""By their files."""
-
-
-def _lasting_store(file: str, name: str) -> dist.Store:
-    if file not in _lasting:
-        _lasting[file] = open_file_store(file)
-    return dist.PrefixStore(f"group/{name}", process_group.native(_lasting[file]))
-
-
-def keep() -> bool:
-    """Keep the process group for the next launch, if that may find it as good as new; return whether."""
-    global _joined
-    if _joined is None or _joined.group is None or not dist.is_initialized():
-        return False
-    if _joined.group() is not dist.group.WORLD or _groups() != 1:
-        return False
-    _joined = _joined._replace(is_kept=True)
-    return True
-
-
-def _groups() -> int:
-    """Return how many process groups this process has made since it was in none."""
-    return int(dist.distributed_c10d._world.group_count)
-
-
-def leave_unless_kept() -> None:
-    """Leave the process group, if this process is in one that is not kept for the next launch."""
-    if _joined is None or not _joined.is_kept:
-        leave()
 
 
 def leave() -> None:

@@ -94,5 +94,5 @@ def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, An
         sys.path[:] = path
         for name in set(sys.modules) - imported:
             loaded_from = modules.file_of(sys.modules[name])
-            if loaded_from is not None and modules.is_readers(loaded_from):
+            if loaded_from is not None and modules.is_user_file(loaded_from):
                 del sys.modules[name]  # the next script imports it as it is then

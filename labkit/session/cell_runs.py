@@ -17,9 +17,8 @@ from labkit.failures.first_to_fail import diagnose
 from labkit.failures.ledger import CONFIRM_S
 from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
-from labkit.protocol import module_archives, modules
+from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
-from labkit.protocol.modules import Search
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.rank.device import Placement
@@ -77,8 +76,6 @@ class CellRuns:
         """What carried the last cell."""
         self._group: int | None = None
         self._rendezvous: LocalRendezvous | None = None
-        self._sent: dict[tuple[int, int], dict[str, bytes]] = {}
-        """The reader's modules that came with cells, by rank and the number of its process."""
         self._cells: dict[str, Cell] = {}
         """Those that have run on the ranks, and those of the notebook whose code was sent to them."""
 
@@ -168,7 +165,6 @@ class CellRuns:
     ) -> Run:
         engine = self._reserve.cell_engine(only, self._turns.of(title), {"name": title, "stall_s": stall_s})
         engine.rendezvous = self._rendezvous
-        own = modules.of_reader()
         job = Job(
             function=function,
             world_size=self._world_size,
@@ -182,7 +178,8 @@ class CellRuns:
             cells=dict(self._cells),
             group=self._group,
             argv=kernel.command_line("ranks"),
-            search=Search.here(self._reserve.is_here, own, self._new_archives(own, only)),
+            path=tuple(modules.search_path()),
+            is_here=self._reserve.is_here,
             device=self._device,
             spared_gpus=self._placement.spared,
             pg_timeout_s=pg_timeout_s,
@@ -190,15 +187,6 @@ class CellRuns:
         run = Run(engine, self._world_size, title, stall_s, [Debugger(None, wait=True)])
         run.start(job)
         return run
-
-    def _new_archives(self, own: Mapping[str, modules.Own], only: Sequence[int]) -> dict[str, bytes] | None:
-        """Return the reader's modules that one of these ranks, which has not the notebook's files, has yet to get."""
-        if self._reserve.has_files:
-            return None
-        packed, processes = module_archives.pack(own), self._reserve.incarnations
-        have = [self._sent.get((rank, processes[rank]), {}) for rank in only]
-        self._sent |= {(rank, processes[rank]): packed for rank in only}
-        return {name: archive for name, archive in packed.items() if any(each.get(name) != archive for each in have)}
 
     def _follow(self, run: Run, asked: list[int], before: list[int]) -> Stacks | None:
         """Show output until the cell is over.

@@ -23,9 +23,8 @@ from labkit.launchers.launcher_job import LauncherJob, RanksSeen
 from labkit.launchers.run_directory.files import is_missing
 from labkit.launchers.slurm.job import SlurmJob
 from labkit.protocol import events
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, Surroundings
 from labkit.protocol.pages import help_hint
-from labkit.rank.isolation import Isolation
 from labkit.session.directory import SessionDirectory
 from labkit.session.processes import Processes
 from labkit.session.ranks import Replaced, ReservedRank, duration, replaced_in_words
@@ -57,7 +56,6 @@ class ClusterReserve(Processes):
     """
 
     is_here = False
-    has_files = True
     handles_idleness = True
     """The first rank's supervisor does, also when there is no notebook."""
 
@@ -84,7 +82,6 @@ class ClusterReserve(Processes):
         launched.start(SessionDirectory(launched.directory.path).create_for_jobs)
         try:
             reserve = cls(launched, [0] * launched.world_size)
-            reserve.has_files = on.has_files
             reserve.begin()
         except BaseException:  # interrupted: nobody would know of the job
             launched.end_now()
@@ -347,7 +344,7 @@ class JobEngine(DirectoryEngine):
             self._reserve.take(self)
             self._emit_what_is_awaited(self._reserve.take_replaced())
             self.about |= {"only": self._only, "processes": self._reserve.incarnations}
-            self.directory.create(job._replace(isolation=Isolation(os.getcwd())), self.about)
+            self.directory.create(job._replace(stays=Surroundings(os.getcwd())), self.about)
             self._is_given = True
             self._reserve.directory.give_job(self.number, self._only)
             self._emit_who_is_absent()

@@ -16,9 +16,8 @@ from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
 from labkit.launchers import job_events
 from labkit.protocol import events
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, Surroundings
 from labkit.protocol.pages import help_hint
-from labkit.rank.isolation import Isolation
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
@@ -39,7 +38,7 @@ class LocalReserve:
     them is the session's to see to.
     """
 
-    is_here = has_files = True
+    is_here = True
     handles_idleness = False
     """The session does."""
     directory: None = None
@@ -60,7 +59,6 @@ class LocalReserve:
         self._is_closed = False
         self._memory: dict[int, int] = {}
         self._measured_s = float("-inf")
-        self._lasting: LocalRendezvous | None = None
 
     def when_over(self, call: Callable[[str], None]) -> None:
         """Do nothing: the ranks end when the session ends them."""
@@ -76,13 +74,6 @@ class LocalReserve:
     def new_rendezvous(self) -> LocalRendezvous:
         """Return where ranks join a process group that is to stay."""
         return LocalRendezvous()
-
-    def lasting_store(self) -> str:
-        """Return the file of a store that lasts as long as these ranks."""
-        with self._lock:
-            if self._lasting is None:
-                self._lasting = LocalRendezvous()
-            return str(self._lasting.file)
 
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
@@ -153,8 +144,6 @@ class LocalReserve:
         with self._lock:
             self._is_closed = True
             processes, self.processes = self.processes, []
-        if self._lasting is not None:
-            self._lasting.close()
         for process in processes:
             process.send("leave")  # once it has done what it has been given
         deadline = time.monotonic() + LEAVE_S
@@ -211,9 +200,7 @@ class ReservedEngine(LocalEngine):
 
     def start(self, job: Job) -> None:
         """Send each rank the job. Returns at once; a rank whose process is new begins when it is ready."""
-        # Only NCCL's groups outlive a launch, so ranks on the CPU need no store for them.
-        store = self._reserve.lasting_store() if job.cuda_devices and job.group is None else ""
-        super().start(job._replace(isolation=Isolation(os.getcwd(), dict(os.environ)), lasting_store=store))
+        super().start(job._replace(stays=Surroundings(os.getcwd(), dict(os.environ))))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
             self._events.put(job_events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))

@@ -153,7 +153,7 @@ class Session(Target):
         """How many ranks share out the GPUs."""
         self.idle_s = idle_s
         """How long the ranks are kept with nothing to do, in s."""
-        self.is_here, self.has_files = reserve.is_here, reserve.has_files
+        self.is_here = reserve.is_here
         self.ended = threading.Event()
         """Set once the ranks are gone, or going."""
         self._made_in, self._number, self._why = made_in, next(numbers), ""
@@ -380,7 +380,7 @@ class FirstRanks(Target):
 
     def __init__(self, session: Session, world_size: int) -> None:
         self._session, self.world_size, self.is_here = session, world_size, session.is_here
-        self.has_files, self.device, self.reserved = session.has_files, session.device, session.world_size
+        self.device, self.reserved = session.device, session.world_size
 
     def engine(self, name: str, stall_s: float | None) -> Engine:
         """Return what carries one launched function on these ranks."""

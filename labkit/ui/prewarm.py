@@ -15,7 +15,6 @@ import threading
 from array import array
 
 from labkit.engines import standby
-from labkit.protocol import modules
 from labkit.ui import kernel
 
 _lock = threading.Lock()
@@ -70,7 +69,6 @@ def begin_when_idle() -> None:
 
 def _after_cell(_: object) -> None:
     standby.renew()
-    modules.of_reader()  # which notes in which state the files are that the cell has imported
 
 
 def _prewarm(is_interactive: bool) -> None:

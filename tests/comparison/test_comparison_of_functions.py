@@ -24,7 +24,7 @@ from labkit.comparison.measuring import Observer, Sent, Timed, measure
 from labkit.comparison.program import Piece, Program, backend_for, expected_bytes
 from labkit.comparison.replay import LAPTOP, NAMED, Devices
 from labkit.comparison.view import View
-from labkit.rank.isolation import collect_garbage
+from labkit.rank.staying import collect_garbage
 from labkit.trace.profiling import Mark
 from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY

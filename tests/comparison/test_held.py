@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from course.strategies.data_parallel import ThreadedDataParallel
 from labkit.comparison.held import KINDS, held, most_held
-from labkit.rank import isolation
+from labkit.rank import staying
 from tests.support.tiers import few
 
 WIDTH, BATCH_SIZE = 256, 32
@@ -101,7 +100,7 @@ def most_in_a_rank(make):
 
 def most(make):
     """Take steps, and return the most that is held in the third, besides what is there without them."""
-    isolation.collect_garbage()
+    staying.collect_garbage()
     before = held(None)
     found = most_of(*make())
     return {kind: found[kind] - before[kind] for kind in KINDS}
@@ -180,10 +179,10 @@ def test_a_storage_counts_once():
 
 
 def test_what_an_earlier_job_has_left_counts_only_if_it_is_trained(monkeypatch):
-    monkeypatch.setattr(isolation, "_left", [])
+    monkeypatch.setattr(staying, "_left", [])
     left = ddp()
     most_of(*left)
-    isolation.Isolation(os.getcwd()).give_memory_back()  # as a reserved rank does between two jobs
+    staying.give_memory_back()  # as a reserved rank does between two jobs
     expected = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer state": WEIGHTS}
     assert most_of(*left).items() >= {**expected, "buckets": WEIGHTS}.items()
     assert most_of(*alone()).items() >= {**expected, "buckets": 0}.items()

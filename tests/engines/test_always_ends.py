@@ -19,11 +19,11 @@ from labkit.engines import listener, local, spawn
 from labkit.monitor import follower
 from labkit.monitor import stack_query as question
 from labkit.protocol import events
-from labkit.protocol.job import Job, RankHook
+from labkit.protocol.job import Job, RankHook, Surroundings
 from labkit.protocol.pickling import pack_call
 from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, spawned, worker
 from labkit.run import Run
-from tests.support.forked_ranks import ForkedRanks, Stays
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.injection import READS, WRITES, Delays, Ends, Garbles, Instrumented, Raises, has_bytes, places
 from tests.support.tiers import few
 
@@ -172,7 +172,7 @@ class Outcome:
             pack_call(work, (self.how, *more), {}), 2, "gloo", 0, 1, None, 0, time.time(), environment={}, cells={}
         )
         if self.how == "stays":
-            job = job._replace(isolation=Stays())
+            job = job._replace(stays=Surroundings(os.getcwd()))
         if self.how == "cannot read its job":
             job = job._replace(hooks=(Unreadable(),))
         self.run.start(job)

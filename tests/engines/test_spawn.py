@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -24,7 +23,7 @@ from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
-from labkit.rank import process_group, reserved_group
+from labkit.rank import process_group
 from labkit.rank.channels import EventQueue, receive
 from labkit.rank.device import Settled
 from labkit.run import Run
@@ -279,20 +278,6 @@ def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
     keeper.clear()
     thread.join(LONG_S)
     assert not thread.is_alive()
-
-
-def test_a_group_that_was_kept_has_its_time_limit_back(monkeypatch):
-    """A script, or somebody at a prompt, has changed it for the launch before."""
-    settled, limits = Settled(torch.device("cuda"), "nccl", "cuda:0"), []
-    monkeypatch.setattr(reserved_group.main, "set_up", lambda *_: None)
-    monkeypatch.setattr(reserved_group, "settle", lambda *_: settled)
-    monkeypatch.setattr(reserved_group, "_have_all_kept", lambda *_: True)
-    monkeypatch.setattr(process_group, "set_timeout", limits.append)
-    job = SimpleNamespace(group=None, lasting_store="file")
-    store = dist.HashStore()
-    part = (job, SimpleNamespace(rank=0, world_size=2), SimpleNamespace(during=""), lambda *_: store)
-    assert reserved_group.join(part) == (settled, store)
-    assert limits == [timedelta(minutes=10)]
 
 
 def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():

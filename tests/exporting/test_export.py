@@ -450,11 +450,10 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": "definitions events former_names framing job lazy modules unpicklable pages pickling redaction "
-        "reducing storages text versions",
+        "protocol": "events framing job lazy modules unpicklable pages pickling redaction storages text",
         "system": "base driver linux macos out_of_memory posix",
-        "rank": "capture_locals carried_modules channels current descendants describe device die_with_parent failure "
-        "hints hooks local_rendezvous log_batcher main notebook_main private_folder process_group recorder "
+        "rank": "capture_locals channels current descendants describe device die_with_parent failure "
+        "hooks local_rendezvous log_batcher main notebook_main private_folder process_group recorder "
         "report_collectives settings signals stop_agreement waiting worker",
         "rank/script_compat": "bars children fork_server reuse_process_group",
         "launchers": "environments rank_entry tcp_store",

@@ -12,7 +12,7 @@ import pytest
 import labkit
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
-from labkit.protocol.modules import is_readers
+from labkit.protocol.modules import is_user_file
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"
@@ -225,8 +225,8 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
 
 @pytest.mark.parametrize("folder", [STDLIB, SITE, site.getusersitepackages(), *site.getsitepackages()])
 def test_what_is_installed_for_one_user_or_by_the_system_is_a_library_too(folder):
-    assert not is_readers(f"{folder}/torch/nn/modules/module.py", {})
-    assert is_readers(f"{Path.home()}/train.py", {})
+    assert not is_user_file(f"{folder}/torch/nn/modules/module.py", {})
+    assert is_user_file(f"{Path.home()}/train.py", {})
 
 
 @pytest.mark.parametrize(("beside", "place"), [("_utils.py", "labkit_utils.py, line 5"), ("/rank/worker.py", "")])

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +22,6 @@ import labkit
 from labkit.launchers.ray import driver
 from labkit.launchers.ray.attempt import Attempt
 from labkit.launchers.ray.orders import Orders
-from labkit.protocol import module_archives, modules
 from tests.conftest import LONG_S, SHARED, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, failures, workloads
 from tests.support.failures import ROWS, trial
@@ -70,28 +68,6 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     assert [f"hello from {rank}\n" in output for rank, output in enumerate(run.output)] == [True, True]
     with pytest.raises(ValueError, match="is a run under Ray, which ended with its notebook"):
         labkit.attach(run.folder)
-
-
-@pytest.mark.spawns
-def test_cells_and_launches_of_a_session_find_the_notebooks_packages(ray_cluster, tmp_path, package_folder):
-    package = package_folder / "lay_here"
-    package.mkdir()
-    (package / "__init__.py").write_text("from lay_here.inner import VALUE\n")
-    (package / "inner.py").write_text("VALUE = 7\n")
-    importlib.import_module("lay_here")
-    own = modules.of_reader()
-    archives = module_archives.pack(own)
-    shutil.rmtree(package)  # the nodes are processes of this machine
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module_archives, "pack", lambda own: archives)
-        with labkit.Session(on=labkit.Ray(ray_cluster.address, 2, folder=tmp_path / "runs")) as session:
-            assert session.values("__import__('lay_here').VALUE") == [7, 7]
-            where = session.values("__import__('lay_here').__file__")
-            assert all("/labkit-rank-" in file for file in where), "what is removed with the rank's actor"
-            assert session.values("__import__('lay_here.inner').inner.VALUE") == [7, 7], "what came stays"
-            assert labkit.launch(elsewhere.import_it, "lay_here", on=session, live=False).results == [7, 7]
-            first = labkit.launch(elsewhere.import_it, "lay_here", on=session, world_size=1, live=False)
-            assert first.results == [7]
 
 
 @pytest.mark.spawns

@@ -126,7 +126,7 @@ def test_a_job_is_there_before_it_is_spoken_of_and_its_end_gives_the_ranks_back(
     assert folder.asked.read_text() == "job:1:0,1\n"
     job = folder.of_job(1).job()
     assert (job.world_size, job.function.head) == (2, A_JOB.function.head)
-    assert job.isolation is not None, "the process stays"
+    assert job.stays is not None, "the process stays"
     for rank in ranks:
         rank.send(1, events.Started(rank.rank), events.Result(rank.rank, cloudpickle.dumps(rank.rank)))
         rank.end(1)

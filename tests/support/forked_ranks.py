@@ -17,7 +17,7 @@ import torch._dynamo  # noqa: F401 (as an optimizer does: else each rank would i
 
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
-from labkit.rank import main, process_group, spawned
+from labkit.rank import process_group, spawned
 from labkit.system import host
 
 
@@ -40,25 +40,6 @@ class ForkedRanks(LocalEngine):
             for process in ranks:
                 process.send("leave")
                 last.callback(process.close)
-
-
-class Stays:
-    """What goes around a job for ranks that stay, as `labkit.rank.isolation.ProcessIsolation`; it isolates nothing."""
-
-    def around(self, is_cell):
-        return contextlib.nullcontext(0)
-
-    def join(self, part):
-        return main.join(part)
-
-    def keep_group(self):
-        return False
-
-    def give_memory_back(self):
-        pass
-
-    def take_over(self):
-        pass
 
 
 def start(count, dies=False):

@@ -42,11 +42,9 @@ class Ray(Launcher):
             {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
-    Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
-    that the notebook has imported come along (`help("labkit.rank.on_ranks")`).
+    Every node needs labkit, with the versions of Python and Ray that the notebook has. Nodes that do not
+    see the notebook's files get its folder by `runtime_env={"working_dir": "."}`.
     """
-
-    has_files = False
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ is given is pickled, and a function or a class then travels by the name of its m
 worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
 
 The solution. Such things travel by value, and whoever has received one sends so from then on; a process that is not
-forked gets the rank's `__main__` when it begins. The server, and what it forks, ends with the rank (`fork_server`).
+forked begins with a `__main__` of its own for it. The server, and what it forks, ends with the rank (`fork_server`).
 After a job it is ended (`labkit.rank.main.end_children`): the next one may have another environment, and print
 elsewhere.
 """
@@ -26,10 +26,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from labkit.protocol import definitions
-from labkit.protocol.definitions import Definitions
-from labkit.protocol.pickling import MAIN, Message, dump, found_as, loads
-from labkit.protocol.reducing import DEFINITIONS
+from labkit.protocol.pickling import DEFINITIONS, MAIN, Message, dump, found_as, loads
 from labkit.rank.notebook_main import Notebook, the_notebook
 from labkit.system import host
 
@@ -110,7 +107,7 @@ def _reduce(_: Any, value: Any) -> Any:
     if isinstance(value, BaseProcess):
         reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         make, args, *rest = reduced
-        return (_begin_as, (_definitions(), make, args), *rest)
+        return (_begin, (make, args), *rest)
     if isinstance(value, type) or type(value) in DEFINITIONS:
         name = value.__qualname__
         if value.__module__ in (MAIN, "__mp_main__") or "<" in name:  # a lambda; made inside a function
@@ -118,17 +115,11 @@ def _reduce(_: Any, value: Any) -> Any:
     return NotImplemented
 
 
-def _definitions() -> Definitions:
-    """Return what the notebook has defined: it has sent that to this process, or it is this process."""
-    notebook = the_notebook()
-    return definitions.collect() if notebook is None else notebook.definitions
-
-
-def _begin_as(defined: Definitions, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Have what the notebook has defined in the `__main__` of this new process; return its `Process`."""
+def _begin(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Have this new process take what comes by value into a `__main__` of its own; return its `Process`."""
     send_by_value()
     gc.enable()  # which `die_with_parent` has turned off
-    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), Notebook(defined).module))
+    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), Notebook().module))
     return make(*args)
 
 
@@ -137,6 +128,6 @@ def _receive(name: str, message: Message) -> Any:
     send_by_value()
     main: Any = sys.modules[MAIN]
     top = name.partition(".")[0]
-    if top and top in vars(main):  # not what could be fetched: that would be without the data that it uses
+    if top and top in vars(main):
         return functools.reduce(getattr, name.split("."), main)
     return loads(message, the_notebook())

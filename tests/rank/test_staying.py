@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from labkit.rank import waiting
-from labkit.rank.isolation import collect_garbage
 from labkit.rank.report_collectives import look_at_threads
+from labkit.rank.staying import collect_garbage
 
 
 class Cycle:

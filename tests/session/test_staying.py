@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import multiprocessing
 import os
@@ -18,11 +19,6 @@ import torch.distributed as dist
 import labkit
 
 pytestmark = pytest.mark.spawns
-
-
-def set_alarm_handler():
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 1000)
 
 
 def make_group():
@@ -46,6 +42,11 @@ def group_is_alive():
     return total.item()
 
 
+def set_alarm():
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+
+
 UNSEEN = {
     # what the first run does, and how the second looks for it
     "process group": (make_group, lambda: (dist.get_world_size(), group_is_alive(), dist.group.WORLD.group_name)),
@@ -59,11 +60,11 @@ UNSEEN = {
         lambda: (os.environ.get("LABKIT_TEST"), os.environ["MASTER_ADDR"], os.environ["RANK"]),
     ),
     "working folder": (remove_working_folder, os.getcwd),
+    "alarm": (set_alarm, lambda: signal.getitimer(signal.ITIMER_REAL)),
+    "gradient mode": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
     "module path": (lambda: sys.path.append("/somewhere"), lambda: list(sys.path)),
     "arguments": (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
-    "signal handlers": (set_alarm_handler, lambda: (signal.getsignal(signal.SIGALRM), signal.getitimer(0))),
     "streams": (lambda: setattr(sys, "stdout", open(os.devnull, "w")), lambda: sys.stdout.name),  # noqa: SIM115
-    "garbage collector": (gc.disable, gc.isenabled),
     "start method": (
         lambda: multiprocessing.set_start_method("forkserver", force=True),
         multiprocessing.get_start_method,
@@ -78,6 +79,9 @@ SEEN = {
         lambda: setattr(sys.modules["kept"], "cache", 7),
         lambda: getattr(sys.modules["kept"], "cache", None),
     ),
+    "signal handlers": (set_alarm, lambda: repr(signal.getsignal(signal.SIGALRM))),
+    "built-in functions": (lambda: setattr(builtins, "of_mine", 1), lambda: hasattr(builtins, "of_mine")),
+    "garbage collector": (gc.disable, gc.isenabled),
     "modules": (lambda: __import__("wave"), lambda: "wave" in sys.modules),
     "threads that were left running": (
         lambda: threading.Thread(target=threading.Event().wait, name="left", daemon=True).start(),
@@ -142,7 +146,7 @@ def test_a_launch_sees_the_surroundings_of_the_notebook_as_they_are_now(monkeypa
         assert labkit.launch(here, on=ranks, live=False).results == [("new", str(tmp_path), str(tmp_path))]
 
 
-def test_cells_keep_their_state_from_one_to_the_next_and_a_launch_in_between_does_not_see_it():
+def test_cells_keep_their_state_from_one_to_the_next_though_a_launch_in_between_sets_its_own():
     def see(worker):
         return str(torch.get_default_dtype()), "CELL" in os.environ, torch.initial_seed()
 
