@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 import labkit
-from course.scaling import capacity, fewest_ranks, fits, largest_batch, predict_memory, published, schedules
-from course.scaling.cost_model import CostModel, Fit
+from course.scaling import fewest_ranks, fits, largest_batch, predict_memory, published, schedules
 from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
@@ -200,22 +197,6 @@ def test_the_fewest_ranks_are_enough_and_half_of_them_are_not():
     assert fewest_ranks(limit, model, "DDP", 64, 32) is None, "more ranks do not help where each has it all"
     with pytest.raises(ValueError, match="DDP runs on no number of ranks up to 0"):
         fewest_ranks(limit, model, "DDP", 64, 32, most=0)
-
-
-def test_the_fastest_of_those_that_fit_come_with_their_ranges():
-    cost = CostModel(sample_s=1e-3, parameter_bytes=4e8, byte_s=1e-10, latency_s=1e-5, stages=4, micro_batches=4)
-    slower = dataclasses.replace(cost, sample_s=1.1e-3)
-    fit = Fit(cost, ("sample_s",), 0.02, (cost, slower) * 10)
-    model = gpt(8, 128, 4, 256)
-    everything = capacity.fastest(1e12, model, 4, 16, 64, fit)
-    assert {choice.strategy for choice in everything} == {"DDP", "FSDP2", "1F1B"}
-    assert [choice.step for choice in everything] == sorted(choice.step for choice in everything)
-    assert all(choice.step.low_s <= choice.step.step_s <= choice.step.high_s for choice in everything)
-    limit = max(choice.memory.total for choice in everything) - 1
-    assert len(capacity.fastest(limit, model, 4, 16, 64, fit)) == 2
-    assert capacity.fastest(1, model, 4, 16, 64, fit) == []
-    with pytest.raises(ValueError, match="the cost model knows the time of DDP, FSDP2, 1F1B; got 'GPipe'"):
-        capacity.fastest(1e12, model, 4, 16, 64, fit, ["GPipe"])
 
 
 @pytest.mark.spawns

@@ -1,16 +1,40 @@
-"""What forward passes of a GPT keep for the backward pass, counted on tensors without memory."""
+"""What forward passes keep for the backward pass, counted on tensors that have a shape and no memory.
+
+PyTorch's `FakeTensorMode` runs every operator for the shapes only, and autograd saves what it would save; hooks count
+that (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from course.scaling.fake_steps import kept_now_bytes
 from course.scaling.schedules import Kept
 from labkit.trace.profiling import activations, kept_now, local
+
+
+@contextlib.contextmanager
+def fake(dtype: torch.dtype) -> Iterator[None]:
+    """Give tensors that are made inside no memory; those of real numbers have `dtype` unless another is said."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        # What a module keeps outside of parameters and buffers, such as a table of positions, is real.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def kept_now_bytes() -> int:
+    """Return the bytes that `activations`, which must be counting, finds kept at the time."""
+    return sum(max(sizes) for sizes in kept_now().values())
 
 
 def kept(model: nn.Module, forward: Callable[[], Any]) -> int:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from course.scaling import local_parts, parameters, schedules
-from course.scaling.counting import kept, kept_in_halves
-from course.scaling.fake_steps import fake
+from course.scaling.any_module import of_module
+from course.scaling.counting import fake, kept, kept_in_halves
 from course.scaling.local_parts import Shape
 from course.scaling.parameters import Tensors
-from course.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
+from course.scaling.parts import OPTIMIZERS, PRECISIONS, Memory, Precision, equal_part, state_bytes
 from course.scaling.schedules import Action
 from course.transformer import ALL, GPT, GPTStrategy, mean_loss
 from course.transformer.pipelines import GPipe
@@ -47,41 +48,52 @@ class Case(NamedTuple):
 
 
 def predict_memory(
-    model: GPT,
+    model: nn.Module,
     strategy: str | type[GPTStrategy],
     world_size: int,
-    batch: int,
-    sequence: int,
+    batch: int | tuple[Tensor, Tensor],
+    sequence: int = 1,
     precision: str = "float32",
     recompute: bool = False,
     optimizer: str = "AdamW",
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
 ) -> list[Memory]:
     """Return what each rank holds in a step, by part, in bytes; nothing is allocated and no rank is started.
 
     Args:
-        model: of the size that is asked about; on the meta device if it is large.
-        strategy: one of `course.transformer.ALL`, its title or its slug.
+        model: a `course.transformer.GPT` of the size that is asked about, or any module; on the meta device if it is
+            large. It is left as it is.
+        strategy: of a GPT one of `course.transformer.ALL`, its title or its slug; of any module "one process", "DDP",
+            "ZeRO-1" or "FSDP2".
         world_size: how many ranks.
-        batch: sequences in a step, over all ranks.
-        sequence: their length.
+        batch: in a step, over all ranks: of a GPT the number of sequences; of any module (inputs, targets), of which
+            only the shapes count.
+        sequence: the length of a GPT's sequences.
         precision: "float64", "float32", "bf16 autocast", or "bf16" with the optimizer in 32 bits.
-        recompute: whether blocks keep their inputs only.
+        recompute: whether blocks keep their inputs only; of any module, those in `nn.ModuleList` and `nn.Sequential`.
         optimizer: "AdamW", "SGD" or "SGD, momentum".
+        loss: of any module: of (outputs, targets).
 
     Raises ValueError for what is not known here, and for what cannot be cut so.
     """
+    found = known("precision", precision, PRECISIONS)
+    known("optimizer", optimizer, OPTIMIZERS)
+    size = batch if isinstance(batch, int) else len(batch[0])
+    for name, value in (("world_size", world_size), ("batch", size), ("sequence", sequence)):
+        if value != int(value) or value < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+    if not isinstance(batch, int):
+        if loss is None:
+            raise ValueError("a batch of tensors needs the loss that is computed of it: loss=…")
+        title = strategy if isinstance(strategy, str) else strategy.title
+        return of_module(model, title, world_size, batch, found, recompute, optimizer, loss)
     kind = ALL[titled(strategy, ALL)] if isinstance(strategy, str) else strategy
     if kind not in ALL.values():
         raise ValueError(f"known are the strategies {', '.join(ALL)}; got {kind!r}")
     if kind.title == "DDP, recomputed":
         recompute = True
     if kind.title == "DDP, bf16 autocast":
-        precision = "bf16 autocast"
-    found = known("precision", precision, PRECISIONS)
-    known("optimizer", optimizer, OPTIMIZERS)
-    for name, value in (("world_size", world_size), ("batch", batch), ("sequence", sequence)):
-        if value != int(value) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        found = PRECISIONS["bf16 autocast"]
     if kind.ranks(world_size) != world_size:
         raise ValueError(f"{kind.title} does not run on {world_size} ranks, but on {kind.ranks(world_size)}")
     case = Case(Shape.of(model), kind, world_size, batch, sequence, found, recompute, optimizer)
@@ -90,12 +102,6 @@ def predict_memory(
     if case.shape.experts and kind.cuts_layers:
         raise ValueError(f"{kind.title} is not known for a mixture of experts; take a model with experts=0")
     return _pipeline(case) if issubclass(kind, GPipe) else _alike(case)
-
-
-def _equal_part(size: int, parts: int, what: str) -> int:
-    if size % parts:
-        raise ValueError(f"{what} of {size} cannot be cut into {parts} equal parts; take a multiple of {parts}")
-    return size // parts
 
 
 def _check_heads(shape: Shape, parts: int) -> None:
@@ -114,15 +120,15 @@ def _alike(case: Case) -> list[Memory]:
     cut: tuple[str, int] = ("", 1)
     if case.strategy.cuts_layers:
         cut = ("sequence" if title == "sequence parallel" else "tensor", n // pairs)
-        batch = _equal_part(batch, pairs, "a batch")
+        batch = equal_part(batch, pairs, "a batch")
         _check_heads(shape, cut[1])
         if title == "sequence parallel":
-            _equal_part(time, n, "a sequence")
+            equal_part(time, n, "a sequence")
     elif title.startswith("context parallel"):
         cut = ("ring", n)
-        _equal_part(time, 2 * n if title == "context parallel" else n, "a sequence")
+        equal_part(time, 2 * n if title == "context parallel" else n, "a sequence")
     else:
-        batch = _equal_part(batch, n, "a batch")
+        batch = equal_part(batch, n, "a batch")
     if title == "expert parallel":
         if shape.experts == 0 or shape.experts % n:
             raise ValueError(f"{shape.experts} experts cannot be shared by {n} ranks; take a multiple of {n}, not 0")
@@ -211,7 +217,7 @@ def _of_block(shape: Shape, cut: tuple[str, int]) -> Counter[tuple[int, ...]]:
 def _states(case: Case, tensors: Tensors) -> tuple[int, int, int]:
     """Return the bytes of parameters, of gradients and of the optimizer's state for them."""
     size = parameters.numbers(tensors) * case.precision.dtype.itemsize
-    return size, size, state_bytes(tensors, case.optimizer, case.precision.dtype.itemsize, case.precision.master)
+    return size, size, state_bytes(tensors, case.optimizer, case.precision)
 
 
 # Activations
@@ -321,7 +327,7 @@ def _pipeline(case: Case) -> list[Memory]:
     length, pieces, each = case.ranks // chains // parts, kind.micro_batches, kind.stages_per_rank
     if kind.schedule == "Schedule1F1B" and pieces < length:
         raise ValueError(f"1F1B needs as many micro-batches as stages: {pieces} are too few for {length} ranks")
-    batch = _equal_part(_equal_part(case.batch, chains, "a batch"), pieces, "a batch")
+    batch = equal_part(equal_part(case.batch, chains, "a batch"), pieces, "a batch")
     depths = local_parts.stage_depths(case.shape.depth, length * each)
     before, after = _outside(case.shape, ("", 1))
     features = case.features_bytes(batch, case.sequence)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from course.scaling.counting import KeepInput, kept
-from course.scaling.fake_steps import fake
+from course.scaling.counting import KeepInput, fake, kept
 from course.scaling.memory_model import predict_memory
 from course.transformer import GPT
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from course.replay import pytorch_schedule
-from course.scaling import rank_memory
 
 
 class Action(NamedTuple):
@@ -92,7 +91,7 @@ def most_messages(schedule: str, order: Sequence[Action], total: int, micro_batc
     inputs stay to the end of interleaved 1F1B, for the losses hold on to them.
     """
     if schedule in ("ScheduleGPipe", "Schedule1F1B"):
-        return rank_memory.most_messages(schedule.removeprefix("Schedule"), order[0].stage, total, micro_batches)
+        return _most_of_one_stage(schedule, order[0].stage, total, micro_batches)
     there: set[Action] = set()
     most = 0
     for action in order:
@@ -109,3 +108,17 @@ def most_messages(schedule: str, order: Sequence[Action], total: int, micro_batc
                 there.add(Action("RECV_F", stage, number))
         most = max(most, len(there))
     return most
+
+
+def _most_of_one_stage(schedule: str, rank: int, ranks: int, micro_batches: int) -> int:
+    """Return how many micro-batches' features lie in messages at most, on a rank of GPipe or 1F1B.
+
+    What was received is kept by autograd and counts there, as long as it is. As PyTorch 2.15 waits for what it sends:
+    GPipe, for outputs when all forward passes are over, for gradients when all backward passes are; a rank in the
+    middle has one more on its way. 1F1B: with each neighbour one goes while one comes. In both the last stage's inputs
+    stay to the end, for the losses hold on to them.
+    """
+    is_first, is_last = rank == 0, rank == ranks - 1
+    if schedule == "ScheduleGPipe":
+        return 2 * micro_batches if is_last else micro_batches + (not is_first)
+    return micro_batches + 1 if is_last else 2 if is_first else 4
