@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import collections
 import errno
-import gc
-import hashlib
-import io
 import json
 import os
 import pickle
@@ -21,13 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import labkit
-from labkit import profiling
-from labkit.checkpoint import CheckpointError, agreement, checkpoints, commit, files, load, saving, shards
+from labkit import checkpoint as room
+from labkit.checkpoint import CheckpointError, checkpoints, load
 from tests.support import resumable
 
 SESSION_RANKS = 3
@@ -108,20 +104,23 @@ def test_a_loop_of_another_kind_sets_the_step_itself(tmp_path):
     assert again.resume()["step"] == again.step == 41
 
 
-def test_generators_and_samplers_are_saved_as_objects_too(tmp_path):
+def test_generators_and_dicts_are_saved_as_objects_too(tmp_path):
     def make():
-        things = {"dice": torch.Generator().manual_seed(1), "sampler": DistributedSampler(range(9), 1, 0)}
+        things = {"dice": torch.Generator().manual_seed(1), "mine": {"curve": [0.5]}}
         return things, labkit.Checkpoint(tmp_path, **things)
 
     things, checkpoint = make()
     torch.rand(5, generator=things["dice"])
-    things["sampler"].set_epoch(4)
+    things["mine"]["curve"].append(torch.ones(2))
+    things["mine"][3] = "a key"
     checkpoint.save()
     expected = torch.rand(3, generator=things["dice"])
     again, checkpoint = make()
     checkpoint.resume()
     assert torch.equal(torch.rand(3, generator=again["dice"]), expected)
-    assert again["sampler"].epoch == 4
+    assert again["mine"]["curve"][0] == 0.5
+    assert torch.equal(again["mine"]["curve"][1], torch.ones(2))
+    assert again["mine"][3] == "a key"
 
 
 def test_the_last_k_are_kept_and_listed(tmp_path):
@@ -143,7 +142,7 @@ def test_keys_are_clean_and_a_bare_model_loads(wrap, tmp_path):
     assert set(state) == set(resumable.network().state_dict())
     bare = resumable.network(2)
     bare.load_state_dict(state)
-    plain = torch.load(path / "state.pt", weights_only=True)["model"]  # without labkit
+    plain = torch.load(path / "rank-0.pt", weights_only=True)["state"]["model"]  # without labkit
     expected = resumable.fingerprint(resumable.network(1).state_dict())
     assert resumable.fingerprint(bare.state_dict()) == resumable.fingerprint(plain) == expected
     assert state._metadata == plain._metadata == resumable.network().state_dict()._metadata, "versions of its modules"
@@ -153,25 +152,12 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def edit(path):
-    path.write_text(path.read_text().replace('"step": 8', '"step": 9'))
-
-
 DAMAGE = {
-    "truncated": ("state.pt", cut, r"state\.pt has 1,000 bytes of the [\d,]+ that were written"),
-    "one bit flipped": ("rank-0.pt", flip, r"rank-0\.pt is damaged: its SHA-256 is \w{12}…, written was \w{12}…"),
-    "a file is missing": ("state.pt", Path.unlink, r"state\.pt is missing"),
-    "no manifest": ("manifest.json", Path.unlink, r"is not a checkpoint of labkit: there is no manifest\.json in it"),
-    "half a manifest": ("manifest.json", lambda p: p.write_bytes(p.read_bytes()[:90]), "is truncated or damaged"),
-    "an edited manifest": ("manifest.json", edit, "does not match its own checksum"),
-    "another format": ("manifest.json", lambda p: p.write_text('{"format": "x 2"}'), "says format 'x 2'; this version"),
-    "something else": ("manifest.json", lambda p: p.write_text("[1]"), "says format None; this version of labkit"),
+    "truncated": ("rank-0.pt", cut, r"rank-0\.pt has 1,000 bytes of the [\d,]+ that were written"),
+    "a file is missing": ("rank-0.pt", Path.unlink, r"rank-0\.pt is missing"),
+    "no description": ("about.json", Path.unlink, r"is not a checkpoint of labkit: there is no about\.json in it"),
+    "half a description": ("about.json", lambda p: p.write_bytes(p.read_bytes()[:90]), "is cut off or damaged"),
+    "something else": ("about.json", lambda p: p.write_text("[1]"), "is cut off or damaged"),
 }
 
 
@@ -194,7 +180,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_offered(how, th
 
 def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
     for saved in checkpoints(three):
-        cut(saved.path / "state.pt")
+        cut(saved.path / "rank-0.pt")
     training = Training(three)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole: .*; .*; .*Move them away to begin anew"):
         training.checkpoint.resume()
@@ -205,9 +191,9 @@ def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: None, r"elsewhere does not exist; a checkpoint of labkit is a folder with a manifest\.json"),
+        (lambda path: None, r"elsewhere does not exist; a checkpoint of labkit is a folder with an about\.json"),
         (lambda path: torch.save({}, path), "elsewhere is a file; a checkpoint of labkit is a folder"),
-        (lambda path: path.mkdir(), r"elsewhere is not a checkpoint of labkit: there is no manifest\.json in it"),
+        (lambda path: path.mkdir(), r"elsewhere is not a checkpoint of labkit: there is no about\.json in it"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_by_name(make, said, tmp_path):
@@ -223,41 +209,16 @@ class Evil:
         return os.mkdir, ("executed",)
 
 
-def test_no_code_is_run_from_a_file_though_its_checksums_are_right(three, monkeypatch, tmp_path):
+def test_no_code_is_run_from_a_file(three, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     path = checkpoints(three)[-1].path
-    torch.save({"model": Evil()}, path / "state.pt")
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["sha256"]
-    manifest["files"]["state.pt"] = files.facts_of(path / "state.pt")
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": files.checksum_of(manifest)}))
+    torch.save({"state": Evil()}, path / "rank-0.pt")
+    about = json.loads((path / "about.json").read_text())
+    about["sizes"]["rank-0.pt"] = (path / "rank-0.pt").stat().st_size
+    (path / "about.json").write_text(json.dumps(about))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         load(path)
-    index = tmp_path / "index"
-    index.write_bytes(pickle.dumps(Evil()))
-    with index.open("rb") as file, pytest.raises(CheckpointError, match=r"asks for posix\.mkdir, which describes no"):
-        shards._Metadata(file).load()
     assert not (tmp_path / "executed").exists()
-
-
-class AsPython3112:
-    """Pickles what `getattr` gives, as older Pythons do for the member of an enumeration."""
-
-    def __init__(self, owner, name):
-        self.asks = getattr, (owner, name)
-
-    def __reduce__(self):
-        return self.asks
-
-
-def test_an_index_written_by_an_older_python_is_read():
-    def read(value):
-        return shards._Metadata(io.BytesIO(pickle.dumps(value))).load()
-
-    encoding = dcp_metadata._MEM_FORMAT_ENCODING
-    assert read(AsPython3112(encoding, "TORCH_PRESERVE_FORMAT")) is encoding.TORCH_PRESERVE_FORMAT
-    with pytest.raises(CheckpointError, match="asks for '__init__' of <class .*Metadata'>, which describes no tensor"):
-        read(AsPython3112(dcp_metadata.Metadata, "__init__"))
 
 
 def test_other_objects_than_were_saved_are_refused(three):
@@ -287,7 +248,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, mon
     training.checkpoint.resume()
     place = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "mkdir": (Path, "mkdir")}
     if breaks == "write":  # as the system says it, below torch.save
-        monkeypatch.setattr(files, "open", lambda *a, **k: Full(*a, **k), raising=False)
+        monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
     else:
         monkeypatch.setattr(*place[breaks], no_space)
     with pytest.raises(
@@ -336,68 +297,48 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monke
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError.*Choose a f"):
         labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
-    monkeypatch.setattr(saving.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(Path, "touch", read_only)
     with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system\. Choose"):
         labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
 
 
-def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
-    for name in (".checkpoint-000007.writing", ".checkpoint-000001.removing", ".mine", "checkpoint-old", "notes"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    training = Training(tmp_path)
-    assert training.checkpoint.resume() == {}
-    assert training.checkpoint.save().name == "checkpoint-000001"
-    assert {path.name for path in tmp_path.iterdir()} == {".mine", "checkpoint-old", "notes", "checkpoint-000001"}
-
-
-def test_two_runs_that_share_a_folder_leave_alone_what_the_other_is_writing(tmp_path):
-    one = commit.make_aside(tmp_path)
-    (one.path / "state.pt").write_bytes(b"half")
-    with pytest.warns(
-        UserWarning, match=r"another run \(process \d+ on \S+\) is writing checkpoints into .*a folder of its"
-    ):
-        other = commit.make_aside(tmp_path)
-    (other.path / "state.pt").write_bytes(b"whole")
-    facts = {"files": {"state.pt": {"bytes": 5}}}
-    assert commit.commit(other, facts, keep=3).name == "checkpoint-000001"
-    assert (one.path / "state.pt").read_bytes() == b"half"
-    (one.path / "state.pt").write_bytes(b"other")
-    assert commit.commit(one, facts, keep=3).name == "checkpoint-000002", "not over the other's"
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001", "checkpoint-000002"}
-
-
-def test_a_save_that_was_broken_off_is_removed_by_the_same_training_or_once_that_is_gone(tmp_path):
-    training = Training(tmp_path)
-    training.checkpoint._writing = commit.make_aside(tmp_path)  # a `Stopped` came in the midst
-    training.checkpoint.save()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
-    training.checkpoint._writing = commit.make_aside(tmp_path)
-    del training
-    gc.collect()
-    assert commit.remove_unfinished(tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+HERE = socket.gethostname()
+OTHERS = 2**22 + 1  # no process has such a number
 
 
 @pytest.mark.parametrize(
-    ("writer", "age_s", "is_kept"),
+    ("name", "age_s", "is_kept"),
     [
-        *(("this process", 1e6, True), ("a dead process", 0, False), ("no process", 0, False)),
-        *(("elsewhere", 0, True), ("elsewhere", 1e6, False)),
+        (f".checkpoint-000007.{HERE}.{OTHERS}.writing", 0, False),
+        (f".checkpoint-000007.{HERE}.{os.getppid()}.writing", 0, True),
+        (f".checkpoint-000007.{HERE}.{os.getppid()}.writing", 1e6, False),
+        (f".checkpoint-000007.{HERE}.{os.getpid()}.writing", 0, False),
+        (".checkpoint-000007.node7.example.org.1.writing", 0, True),
+        (".checkpoint-000007.node7.example.org.1.writing", 1e6, False),
+        (".checkpoint-000007.removing", 0, False),
+        (".mine", 1e6, True),
+        ("checkpoint-old", 1e6, True),
+        ("notes", 1e6, True),
     ],
+    ids=["gone", "lives", "lives, long ago", "this process", "elsewhere", "elsewhere, long ago", "removing", *"abc"],
 )
-def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_lately(
-    tmp_path, monkeypatch, writer, age_s, is_kept
-):
-    monkeypatch.setattr(commit, "_lock", lambda _: None)
-    writing = commit.Writing(tmp_path)
-    said = {"machine": socket.gethostname(), "pid": os.getpid()}
-    others = {"a dead process": {"pid": 2**22 + 1}, "no process": {"pid": 2**70}}
-    said |= {**others, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})
-    writing.path.with_suffix(".lock").write_text(json.dumps(said))
-    os.utime(writing.path, (time.time() - age_s,) * 2)
-    assert bool(commit.remove_unfinished(tmp_path)) is is_kept
-    assert writing.path.exists() is is_kept
+def test_what_nobody_writes_any_more_is_removed_and_nothing_else(name, age_s, is_kept, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").touch()
+    for path in (tmp_path / name / "file", tmp_path / name):
+        os.utime(path, (time.time() - age_s,) * 2)
+    training = Training(tmp_path)
+    assert training.checkpoint.resume() == {}
+    assert training.checkpoint.save().name == "checkpoint-000001"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001"} | ({name} if is_kept else set())
+
+
+def test_a_number_that_another_run_has_taken_meanwhile_is_left_alone(tmp_path):
+    training = Training(tmp_path)
+    aside = training.checkpoint._make_aside()
+    (tmp_path / "checkpoint-000001").mkdir()
+    (aside / "rank-0.pt").touch()
+    assert training.checkpoint._commit(aside, {}).name == "checkpoint-000002"
 
 
 class Holds:
@@ -411,18 +352,11 @@ class Holds:
         pass
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (print, r"mine\.best\.0 is a builtins\.builtin_function_or_method; a checkpoint holds tensors, plain numbers"),
-        (torch.rand(2).numpy()[0], r"mine\.best\.0 is a numpy\.float32"),
-        (Path(), r"mine\.best\.0 is a pathlib\.\w*Path"),
-        (collections.namedtuple("Best", "step")(3), r"mine\.best\.0 is a tests\.checkpoint\.test_checkpoint\.Best"),
-    ],
-)
-def test_what_could_not_be_read_back_is_refused_when_saving(value, said, tmp_path):
+@pytest.mark.parametrize("value", [print, torch.rand(2).numpy()[0], Path(), collections.namedtuple("Best", "step")(3)])
+def test_what_could_not_be_read_back_is_refused_when_saving(value, tmp_path):
     checkpoint = labkit.Checkpoint(tmp_path, mine=Holds(value))
-    with pytest.raises(CheckpointError, match=f"rank 0 could not prepare a checkpoint: TypeError: {said}"):
+    said = r"rank 0 could not prepare a checkpoint: TypeError: mine holds something that torch\.load\(weights_only"
+    with pytest.raises(CheckpointError, match=said):
         checkpoint.save()
     assert list(tmp_path.iterdir()) == []
 
@@ -444,13 +378,6 @@ def test_arguments_of_no_use_are_refused(tmp_path):
         load(tmp_path, rank=1)
 
 
-def test_pieces_of_different_tensors_under_one_name_are_refused():
-    piece, other = (("model", "w"), (0,)), (("model", "w"), (1,))
-    assert agreement.claimed_twice([[piece], [piece, other], [piece]]) == {piece}
-    with pytest.raises(CheckpointError, match=r"model\.w is cut over ranks, but ranks 0 and 2 hold different values"):
-        agreement.check_pieces([{piece: digest} for digest in ("a", "a", "b")])
-
-
 # With ranks
 
 
@@ -460,12 +387,12 @@ def launch(function, *args, on, world_size=2, **kwargs):
 
 @pytest.mark.spawns
 def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
-    world_size = 3  # from three on, sums depend on how DDP has cut its buckets
+    world_size = 2  # from three on, sums depend on how DDP has divided its buckets
     expected = launch(resumable.train, tmp_path / "whole", world_size=world_size, on=ranks)
     folder = tmp_path / "killed"
     dice = random.Random(1)
-    for rank in (0, 2):  # in the middle of writing
-        assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(100, 500)))
+    for rank, operations in ((0, 100), (1, 20)):  # in the middle of writing
+        assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(operations // 2, operations)))
     assert resumable.kill(folder, world_size, on=ranks, ranks=range(world_size), after_steps=2)
     results = launch(resumable.train, folder, world_size=world_size, on=ranks)
     assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
@@ -479,12 +406,13 @@ def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
 def save_with_a_full_rank(worker, folder):
     checkpoint = labkit.Checkpoint(folder, model=nn.Linear(2, 2))
     checkpoint.save()
+    write = room._write_tensors
     if worker.rank == 1:
-        saving.write_tensors = no_space
+        room._write_tensors = no_space
     try:
         checkpoint.save()
     finally:
-        saving.write_tensors = files.write_tensors
+        room._write_tensors = write
 
 
 @pytest.mark.spawns
@@ -582,100 +510,6 @@ def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_ar
     assert [mean for _, mean, _ in run.results] == [0, 0, 0]  # as on rank 0, which is what DDP broadcasts
     assert [dice for *_, dice in run.results][:2] == [dice for *_, dice in first]
     assert "was saved by 2 ranks and goes on with 3: weights and optimizer are the same" in " ".join(run.output)
-    again = launch(count_the_rest, tmp_path, on=ranks)
-    assert [mean for _, mean, _ in again] == [0, 1]  # with as many ranks, each gets its own back
-
-
-class Counted:
-    """SHA-256 that counts the bytes it is given in this process."""
-
-    real = hashlib.sha256
-    bytes = 0
-
-    def __init__(self, data=b""):
-        self._sha = Counted.real()
-        self.update(data)
-
-    def update(self, data):
-        Counted.bytes += memoryview(data).nbytes
-        self._sha.update(data)
-
-    def hexdigest(self):
-        return self._sha.hexdigest()
-
-
-def count_hashed(worker, folder, kind):
-    """Save once; return the bytes hashed on this rank, and those of the model's and the optimizer's tensors here."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Linear(512, 64))
-    if kind == "FSDP2":
-        model = fully_shard(network)
-    else:
-        model = DistributedDataParallel(network) if kind != "by hand" else network
-    optimizer = torch.optim.AdamW(model.parameters())
-    if kind == "ZeRO-1":
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
-    take_steps(model, optimizer, torch.randn(8, 64), 1)
-    checkpoint = labkit.Checkpoint(folder / kind, model=model, optimizer=optimizer)
-    hashlib.sha256 = Counted
-    Counted.bytes = 0
-    try:
-        checkpoint.save()
-    finally:
-        hashlib.sha256 = Counted.real
-    return Counted.bytes, profiling.size_bytes(network.parameters()) * 3
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "ZeRO-1", "by hand"])
-def test_what_is_equal_by_design_is_hashed_only_as_it_is_written(kind, tmp_path, ranks):
-    """Of DDP, rank 0's two files; of DTensors nothing, as `torch.distributed.checkpoint` writes them."""
-    (hashed_0, bytes_0), (hashed_1, bytes_1) = launch(count_hashed, tmp_path, kind, on=ranks)
-    around = 40_000  # buffers, random states, the files' own frames
-    written = 0 if kind == "FSDP2" else bytes_0
-    compared = bytes_0 if kind == "by hand" else 0
-    assert abs(hashed_0 - written - compared) < around
-    assert abs(hashed_1 - compared) < around
-    assert bytes_0 > 5 * around
-
-
-def drift(worker, folder):
-    """Take steps within `no_sync`, each rank on a batch of its own; return the weights that are saved, or resumed."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(3, 2))
-    optimizer = torch.optim.Adam(model.parameters())
-    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
-    if not checkpoint.resume():
-        with model.no_sync():
-            take_steps(model, optimizer, torch.ones(4, 3) * (1 + worker.rank), 2)
-        checkpoint.save()
-    return resumable.fingerprint(model.module.state_dict(), optimizer.state_dict())
-
-
-@pytest.mark.spawns
-def test_weights_that_ddp_should_keep_equal_and_does_not_are_saved_for_each_rank(tmp_path, ranks):
-    saved = launch(drift, tmp_path, on=ranks)
-    assert saved[0] != saved[1]
-    assert launch(drift, tmp_path, on=ranks) == saved
-
-
-def test_the_sum_of_bits_sees_any_one_of_them():
-    tensor = torch.randn(41)[1:]
-    digest = agreement.digest_of(tensor, is_equal=lambda path: True)
-    assert digest != agreement.digest_of(tensor)
-    for index in range(40):
-        other = tensor.clone()
-        assert agreement.digest_of(other, is_equal=lambda path: True) == digest
-        other.view(torch.int32)[index] ^= 1
-        assert agreement.digest_of(other, is_equal=lambda path: True) != digest
-    other = torch.randn(7).to(torch.bfloat16)  # 14 bytes
-    changed = other.clone()
-    changed.view(torch.int16)[-1] ^= 1
-    same, differs = (agreement.digest_of(t, is_equal=lambda path: True) for t in (other, changed))
-    assert same != differs
 
 
 # Every kind of value
@@ -757,42 +591,17 @@ def test_what_is_saved_is_read_back(kind, tmp_path):
     assert told(again.value) == told(load(tmp_path)["mine"]["value"]) == told(value)
 
 
-@pytest.mark.parametrize("kind", TENSORS)
-def test_the_digest_of_a_tensor_is_of_its_values(kind):
-    value = TENSORS[kind]
-    digest = agreement.digest_of({"w": value})
-    assert digest == agreement.digest_of({"w": value.clone()})
-    if value.dtype in (torch.float32, torch.int64) and value.numel() and not value.is_quantized:
-        assert digest != agreement.digest_of({"w": value.detach() * 0})
-
-
 def test_a_nested_tensor_is_refused_by_name(tmp_path):
     nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
     checkpoint = labkit.Checkpoint(tmp_path, mine=Kept([nested]))
-    with pytest.raises(CheckpointError, match=r"mine\.value\.0 is a tensor \(nested\) that torch\.load does not"):
+    with pytest.raises(CheckpointError, match=r"mine holds something that torch\.load\(weights_only=True\) does not"):
         checkpoint.save()
     assert list(tmp_path.iterdir()) == []
 
 
-VALUES = {
-    "number keys": {2: 0.5, 10: 0.7},
-    "mixed keys": {"a": {1: {2.5: [None, True]}}, "b": {None: 1, False: 2}},
-    "what JSON writes otherwise": [float("inf"), -0.0, 1e-300, 2**80, "é\ud800"],
-    "what stands for such keys": {files.ITEMS: 3},
-}
-
-
-@pytest.mark.parametrize("kind", VALUES)
-def test_values_come_back_as_they_were_given(kind, tmp_path):
-    labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).save(recall=VALUES[kind])
-    found = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).resume()
-    assert repr(found["recall"]) == repr(VALUES[kind])
-    assert repr(checkpoints(tmp_path)[0].values) == repr({"recall": VALUES[kind]})
-
-
 def test_a_value_that_cannot_be_saved_is_named(tmp_path):
     checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
-    with pytest.raises(CheckpointError, match=r"save\(recall=…\) has the key \(1, 2\); keys are texts or numbers"):
+    with pytest.raises(CheckpointError, match=r"save\(recall=…\) has the key \(1, 2\); keys are texts"):
         checkpoint.save(recall={(1, 2): 3})
     with pytest.raises(CheckpointError, match=r"save\(best=…\)\[1\]\.w is a Tensor; save takes plain numbers"):
         checkpoint.save(best=[0, {"w": torch.ones(1)}])

@@ -103,10 +103,13 @@ EXACT = {
     "weights with a generator": lambda g: DataLoader(
         range(SAMPLES), BATCH, sampler=WeightedRandomSampler(torch.arange(1.0, 11), SAMPLES, generator=g)
     ),
-    "wrapped by tqdm": lambda g: tqdm(DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=g), disable=True),
     "augmented": lambda g: DataLoader(Noisy(), BATCH, shuffle=True),
     "augmented by a generator": lambda g: DataLoader(Noisy(g), BATCH, shuffle=True, generator=g),
     "a stream": lambda g: DataLoader(Stream(), BATCH),
+    "a list": lambda g: [torch.tensor(n) for n in range(BATCHES)],
+}
+OR_A_WARNING = {
+    "wrapped by tqdm": lambda g: tqdm(DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=g), disable=True),
     "a sampler of NumPy's": lambda g: DataLoader(range(SAMPLES), BATCH, sampler=OfNumpy(np.random.default_rng(4))),
     "a sampler of Python's": lambda g: DataLoader(range(SAMPLES), BATCH, sampler=OfNumpy(random.Random(4))),
     "a sampler behind others": lambda g: tqdm(
@@ -116,9 +119,6 @@ EXACT = {
         ),
         disable=True,
     ),
-    "a list": lambda g: [torch.tensor(n) for n in range(BATCHES)],
-}
-OR_A_WARNING = {
     "draws in between": lambda g: DataLoader(
         range(64), 16, sampler=RandomSampler(range(64), replacement=True, num_samples=64, generator=g)
     ),
@@ -159,6 +159,7 @@ def train(folder, make, *, resumes=False, stop_at=None, cut=None, after=None, wr
             dice = torch.rand(1).item(), torch.rand(1, generator=own).item(), random.random(), np.random.rand()  # noqa: NPY002
             seen.append((checkpoint.step, batch.tolist(), dice))
             if number == cut:
+                checkpoint.epoch += 1
                 break
             if checkpoint.step == stop_at:
                 checkpoint.save(number=number)
@@ -186,7 +187,7 @@ def test_stopped_at_any_step_the_rest_is_as_uninterrupted_or_a_warning_names_the
             assert (first + rest, said) == (whole, [])
         elif first + rest != whole:
             assert any("the rest of this epoch has other samples" in each for each in said), (stop_at, said)
-            assert any(name in " ".join(said) for name in ("RandomSampler", "Lazy", "Hidden"))
+            assert any(name in " ".join(said) for name in ("DataLoader", "tqdm", "Hidden"))
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -216,26 +217,20 @@ def test_an_epoch_that_an_exception_ends_goes_on(tmp_path):
     assert list(again.batches(range(10))) == [4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("leave", ["break", "return", "exhausted by zip"])
-def test_what_leaves_a_loop_on_purpose_completes_the_epoch(leave, tmp_path):
-    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
-
-    def steps():
-        batches = checkpoint.batches(range(10))
-        if leave == "exhausted by zip":
-            for _ in zip(range(2), batches, strict=False):
-                del batches
-                batches = None
-            return
-        del batches
-        for _ in checkpoint.batches(range(10)):
-            if checkpoint.step == 2 and leave == "return":
-                return
-            if checkpoint.step == 2:
+def test_an_epoch_left_by_break_goes_on_unless_it_is_said_to_be_done(tmp_path):
+    def leave(folder, is_done):
+        checkpoint = labkit.Checkpoint(folder, model=nn.Linear(1, 1))
+        for batch in checkpoint.batches(range(10)):
+            if batch == 3:
                 break
+        checkpoint.epoch += is_done
+        checkpoint.save()
+        again = labkit.Checkpoint(folder, model=nn.Linear(1, 1))
+        again.resume()
+        return again.epoch, next(again.batches(range(10))), next(checkpoint.batches(range(10))), checkpoint.epoch
 
-    steps()
-    assert checkpoint.epoch == 1
+    assert leave(tmp_path / "goes on", is_done=False) == (0, 4, 0, 1)
+    assert leave(tmp_path / "done", is_done=True) == (1, 0, 0, 1)
 
 
 @pytest.mark.spawns
@@ -343,7 +338,7 @@ def check_is_as_uninterrupted_or_named(training, whole, parts):
     assert [step for step, *_ in seen] == [step for step, *_ in whole], training
     named = [text for text in said if "the rest of this epoch has other samples" in text]
     assert seen == whole or named, training
-    assert all(re.search(r"batch \d+ of the \w+", text) for text in named), named
+    assert all(re.search(r"batch \d+ of the \w+ is not what it was", text) for text in named), named
     return seen == whole
 
 
@@ -362,7 +357,7 @@ def test_of_random_trainings_the_rest_is_as_uninterrupted_or_a_warning_names_the
         ]
         equal += check_is_as_uninterrupted_or_named(training, whole, parts)
     print(f"{count} trainings: {equal} as uninterrupted, {count - equal} with a warning")
-    assert equal > 0.8 * count
+    assert equal > 0.5 * count
 
 
 def train_at_random(worker, folder, seeds, stops=None, **how):
@@ -404,4 +399,4 @@ def test_of_random_trainings_on_ranks_too_and_another_number_of_ranks_is_warned_
             said = " ".join(found[0][seed][1])
             assert "goes on with" in said or not found[0][seed][0], (Training(seed), said)
     print(f"{count} trainings on 2 ranks: {equal / 2:g} as uninterrupted")
-    assert equal > 0.8 * 2 * count
+    assert equal > 0.5 * 2 * count

@@ -150,7 +150,7 @@ def checkpoint(folder):
     for _ in range(2):
         saved.epoch, saved.step = saved.epoch + 1, saved.step + 3
         path = saved.save()
-    (path / "state.pt").write_bytes(b"truncated.")
+    (path / "rank-0.pt").write_bytes(b"truncated.")
     return refused(labkit.checkpoint.CheckpointError, labkit.checkpoint.load, path).replace(str(folder), "…")
 
 

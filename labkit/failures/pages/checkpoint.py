@@ -1,12 +1,12 @@
 """A checkpoint could not be written or read. What was saved before is as it was.
 
-Each file's size and SHA-256 are kept in the checkpoint's `manifest.json` and compared before
-anything is loaded, so a damaged checkpoint is refused rather than resumed from. `resume()` goes on
-from the newest that is whole, with a warning.
+Each file's size is kept in the checkpoint's `about.json` and compared before anything is loaded, so a
+checkpoint that was cut off is refused rather than resumed from. `resume()` goes on from the newest
+that is whole, with a warning.
 
 ## An example
 
-    …/checkpoint-000002/state.pt has 10 bytes of the 34 that were written. The newest that is whole is …/checkpoint-000001 (epoch 1, step 3)
+    …/checkpoint-000002/rank-0.pt has 10 bytes of the 34 that were written. The newest that is whole is …/checkpoint-000001 (epoch 1, step 3)
 
 ## What to do
 
