@@ -11,6 +11,7 @@ import random
 import re
 import resource
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -262,10 +263,12 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, mon
 
 
 class Full:
-    """A file on a disk that has room for 2,000 bytes."""
+    """A file on a disk that has room for so many bytes."""
+
+    ROOM = 2000
 
     def __init__(self, path, mode, **kwargs):
-        self._file, self._left = open(path, mode, **kwargs), 2000  # noqa: SIM115
+        self._file, self._left = open(path, mode, **kwargs), self.ROOM  # noqa: SIM115
 
     def __enter__(self):
         return self
@@ -647,3 +650,122 @@ def test_two_ranks_save_tensors_of_every_kind(tmp_path, ranks):
         own = found.pop("own")
         assert own == told(torch.tensor([0.0, 1 + rank]).to_sparse())
         assert found == expected
+
+
+# While training goes on, and on other meshes
+
+
+class Slow:
+    """Stands in for `torch.save`: writes nothing before it is let."""
+
+    def __init__(self):
+        self.is_free, self.save = threading.Event(), torch.save
+
+    def __call__(self, *args, **kwargs):
+        assert self.is_free.wait(60)
+        self.save(*args, **kwargs)
+
+
+def test_what_is_saved_meanwhile_is_the_state_at_the_call_and_errors_come_with_wait(tmp_path, monkeypatch):
+    model = nn.Linear(2, 2)
+    checkpoint = labkit.Checkpoint(tmp_path, model=model)
+    slow = Slow()
+    before = resumable.fingerprint(model.state_dict())
+    check = room._check_readable
+    monkeypatch.setattr(room, "_check_readable", lambda state: (check(state), monkeypatch.setattr(torch, "save", slow)))
+    path = checkpoint.save(wait=False, note="first")
+    with torch.no_grad():
+        model.weight += 1
+    assert checkpoints(tmp_path) == []
+    slow.is_free.set()
+    checkpoint.wait()
+    assert [saved.path for saved in checkpoints(tmp_path)] == [path]
+    assert resumable.fingerprint(load(tmp_path)["model"]) == before
+    monkeypatch.undo()
+    monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
+    monkeypatch.setattr(Full, "ROOM", 10)
+    checkpoint.save(wait=False)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write a checkpoint.*No space left.*Make room"):
+        checkpoint.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def save_meanwhile(worker, folder):
+    """Save sharded weights in the second of four steps, while training goes on; return each step's weights, whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    whole = []
+    for checkpoint.step in range(1, 5):
+        take_steps(model, optimizer, torch.ones(2, 8), 1)
+        whole.append(model.weight.full_tensor().detach().clone())
+        if checkpoint.step == 2:
+            checkpoint.save(wait=False)
+    checkpoint.wait()
+    return whole
+
+
+@pytest.mark.spawns
+def test_sharded_weights_saved_meanwhile_are_those_of_the_call(tmp_path, ranks):
+    whole = launch(save_meanwhile, tmp_path, on=ranks)[0]
+    found = load(tmp_path)["model"]["weight"]
+    assert [torch.equal(found, each) for each in whole] == [False, True, False, False]
+
+
+def from_ddp_to_fsdp(worker, folder, is_sharded, steps):
+    """Resume and train on, under DDP or FSDP2; return the weights, whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model = fully_shard(model) if is_sharded else DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    checkpoint.resume()
+    take_steps(model, optimizer, torch.ones(2, 6, dtype=torch.float64), steps)
+    checkpoint.save()
+    return resumable.fingerprint(load(folder)["model"])
+
+
+@pytest.mark.spawns
+def test_a_training_goes_from_ddp_to_fsdp2_and_back(tmp_path, ranks):
+    expected = launch(from_ddp_to_fsdp, tmp_path / "whole", False, 3, on=ranks)
+    launch(from_ddp_to_fsdp, tmp_path / "parts", False, 1, on=ranks)
+    launch(from_ddp_to_fsdp, tmp_path / "parts", True, 1, on=ranks)
+    assert launch(from_ddp_to_fsdp, tmp_path / "parts", False, 1, on=ranks) == expected
+
+
+def stages_of_their_own(worker, folder):
+    """Two groups of ranks, each with another stage under the same name, sharded in its own group; and resumed."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(worker.device.type, (2, 1), mesh_dim_names=("stage", "shard"))
+
+    def make(value):
+        stage = nn.Linear(4, 4)
+        nn.init.constant_(stage.weight, value)
+        return fully_shard(stage, mesh=mesh["shard"])
+
+    labkit.Checkpoint(folder, model=make(1.0 + worker.rank)).save()
+    again = make(0.0)
+    labkit.Checkpoint(folder, model=again).resume()
+    return again.weight.full_tensor()[0, 0].item()
+
+
+@pytest.mark.spawns
+def test_stages_under_one_name_that_are_sharded_apart_do_not_overwrite_each_other(tmp_path, ranks):
+    assert launch(stages_of_their_own, tmp_path, on=ranks) == [1.0, 2.0]
+    assert [load(tmp_path, rank=rank)["model"]["weight"][0, 0].item() for rank in range(2)] == [1.0, 2.0]
+
+
+@pytest.mark.spawns
+def test_the_index_of_shards_that_another_user_has_written_is_not_unpickled(tmp_path, ranks, monkeypatch):
+    launch(save_meanwhile, tmp_path, on=ranks)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(CheckpointError, match=r"\.metadata is another user's, and is a pickle, which can run code"):
+        load(tmp_path)
