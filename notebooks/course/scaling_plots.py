@@ -40,7 +40,7 @@ class Panel(NamedTuple):
     """… and those that it never saw."""
 
 
-Row = tuple[str, str, int, float, float, float]
+Row = tuple[Any, ...]
 """Of a line: its panel, its name, a number of ranks, and the middle, the low and the high value there."""
 
 
