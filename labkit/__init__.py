@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launcher import run_script as run_script
     from labkit.launchers.attaching import attach as attach
     from labkit.launchers.ray.target import Ray as Ray
-    from labkit.launchers.slurm.target import Slurm as Slurm
+    from labkit.launchers.slurm import Slurm as Slurm
     from labkit.launchers.torchrun import Torchrun as Torchrun
     from labkit.rank.current import current as current
     from labkit.rank.current import log as log
@@ -99,7 +99,7 @@ _HOMES = {
     "Run": "run",
     "RunInterrupted": "run",
     "Session": "session.session",
-    "Slurm": "launchers.slurm.target",
+    "Slurm": "launchers.slurm",
     "Stopped": "rank.stop_agreement",
     "Torchrun": "launchers.torchrun",
     "Worker": "rank.worker",

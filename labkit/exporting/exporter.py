@@ -30,7 +30,8 @@ from labkit.exporting.paths import paths_of_this_machine
 from labkit.exporting.rehearsal import as_launched
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
-from labkit.launchers.slurm.target import Slurm
+from labkit.launchers import slurm
+from labkit.launchers.old_slurm.target import Slurm
 from labkit.protocol.redaction import redact
 from labkit.rank.worker import takes_worker
 
@@ -93,6 +94,9 @@ def export(
         if isinstance(given, functools.partial) and not given.args:
             fn, arguments = given.func, {**given.keywords, **arguments}
         _check(fn, on, seed, arguments)
+        if on is not None:  # a job of torchrun's or srun's own, written as before
+            kept = {name.replace("-", "_"): value for name, value in on.options.items()}
+            on = Slurm(on.nodes, on.ranks_per_node, setup=on.setup, python=on.python, **kept)
         on = on or Slurm(nodes=1, ranks_per_node=2)
         script, files = as_launched(fn, arguments, lambda script: _files(script, fn.__name__, seed, on))
         written = _write(Path(folder), files)
@@ -170,7 +174,7 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
         raise TypeError("export() takes a function written with def, got a lambda; give it a name")
     if inspect.iscoroutinefunction(fn):
         raise TypeError(f"{title} is an async function; export() takes an ordinary one (def, not async def)")
-    if on is not None and not isinstance(on, Slurm):
+    if on is not None and not isinstance(on, (Slurm, slurm.Slurm)):
         raise TypeError(f"on is labkit.Slurm(…), what job.sbatch asks for, got {on!r:.80}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")

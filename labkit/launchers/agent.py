@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import psutil
 import torch.distributed as dist
@@ -141,9 +141,8 @@ class NodeAgent:
 
         Without an address this is the only node.
         """
-        if address is None:
-            nodes, store = 1, dist.HashStore()
-        else:
+        nodes, store = 1, cast(dist.Store, dist.HashStore())
+        if address is not None:
             host, mine = reachable(address)
             nodes = job.world_size // self._engine.world_size
             store = self._store or dist.TCPStore(host, address.port, is_master=False, timeout=STORE)
@@ -270,7 +269,7 @@ def reachable(store: StoreAddress) -> tuple[str, str]:
     for host in store.hosts:
         with contextlib.suppress(OSError), socket.create_connection((host, store.port), 1) as connection:
             return host, str(connection.getsockname()[0])
-    raise TimeoutError(f"node 0 does not answer at {', '.join(store.hosts)}, port {store.port}")
+    raise ConnectionError(f"node 0 does not answer at {', '.join(store.hosts)}, port {store.port}")
 
 
 def interface(address: str) -> dict[str, str]:

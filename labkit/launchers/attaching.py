@@ -1,33 +1,22 @@
-"""`labkit.attach`: follow again what goes on without its notebook."""
+"""`labkit.attach`: follow a run on a SLURM cluster again, after a restart of the kernel or from another notebook."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from labkit.engines.arguments import naming
 from labkit.launcher import show_run
-from labkit.launchers.directory_engine import LaunchedEngine
-from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm.commands import SlurmError, directory_of, job_of
-from labkit.launchers.slurm.job import SlurmJob
+from labkit.launchers.remote import RemoteEngine
+from labkit.launchers.run_folder import RunFolder
+from labkit.launchers.slurm import SlurmJob, folder_of
 from labkit.run import Run
 
-if TYPE_CHECKING:
-    from labkit.session.session import Session
 
-
-KNOWN_S = 5.0
-"""How long SLURM may take to say how a job is before what its folder holds is shown without that."""
-
-
-def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run | Session:
+def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run:
     """Follow a run on a SLURM cluster again: after a restart of the kernel, or from another notebook.
 
-    Of a session there, return the `labkit.Session`, with its ranks and variables; its `last` is what ran last.
-
     Args:
-        job: the number of the SLURM job, while SLURM knows it, or the folder (`run.folder`, `session.folder`).
+        job: the number of the SLURM job, while SLURM knows it, or the run's folder (`run.folder`).
         wait: whether to return when the run is over.
         live: as `launch` takes it.
 
@@ -35,40 +24,20 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     rank failed.
     """
     with naming("slurm"):
-        path = directory_of(str(job)) if isinstance(job, int) or (isinstance(job, str) and job.isdigit()) else job
-        directory = RunDirectory(path)
-        about = directory.about()
-        if about.get("launcher") == "session":
+        is_number = isinstance(job, int) or str(job).isdigit()
+        folder = RunFolder(folder_of(str(job)) if is_number else str(job))
+        about = folder.about()
+        if about["launcher"] != "slurm":
             raise ValueError(
-                f"{directory.path} is one job of a session; attach to the session, whose `last` is the newest job: "
-                f"labkit.attach({str(directory.path.parent.parent)!r})"
-            )
-        if about.get("launcher") != "slurm":
-            raise ValueError(
-                f"{directory.path} is a run under {about.get('launcher')}, which ended with its notebook; "
-                "only runs on a SLURM cluster go on without one"
+                f"{folder.path} is a run under {about['launcher']}, which ended with its notebook; only jobs of SLURM "
+                "go on without one"
             )
         if "job" not in about:
-            about["job"] = _unnoted_job(directory)
-            directory.note(about)
-    if "session" in about:
-        from labkit.session.session import Session
-
-        return Session.attached(directory.path, about)
-    launched = SlurmJob(about["world_size"], directory, about)
-    run = Run(LaunchedEngine(launched), about["world_size"], about["name"], about.get("stall_s"))
+            raise ValueError(f"{folder.path} was given to SLURM, but its notebook ended before the number was noted")
+    launched = SlurmJob(None, folder, about)
+    engine = RemoteEngine(launched)
+    run = Run(engine, about["world_size"], about["name"], about["stall_s"])
     launched.follow(about["job"])
-    launched.wait_until_known(KNOWN_S)
-    run.follow(directory.job(), stopping=directory.was_asked_to("stop"))
+    engine.attached()
+    run.follow(folder.job(), stopping="stop" in folder.words().new())
     return show_run(run, live, wait)
-
-
-def _unnoted_job(directory: RunDirectory) -> str:
-    """Return the number of a job whose notebook ended before sbatch answered. Raises ValueError if there is none."""
-    try:
-        found, why = job_of(directory.path), "squeue does not list it"
-    except SlurmError as error:
-        found, why = "", str(error)
-    if not found:
-        raise ValueError(f"{directory.path} is not known to have been given to SLURM: its job was not noted, and {why}")
-    return found

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from labkit.engines.base import Engine, Target
 from labkit.engines.spawn import in_spawner_thread
-from labkit.launchers.job_events import JobEnded, Notice, Restarted
+from labkit.launchers.job_events import JobEnded, Notice, Restarted, StoppedElsewhere
 from labkit.launchers.run_folder import RunFolder, Streams
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -204,6 +204,8 @@ class FolderJob(RemoteJob):
         }
         self._news: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self._disk_s, self._is_full = 0.0, False
+        self._has_asked = False
+        """Whether this process has asked the ranks to end, and need not be told."""
 
     def start(self, job: Job) -> None:
         """Make the folder, and have the agents started; a start that is interrupted ends what it has started."""
@@ -215,9 +217,13 @@ class FolderJob(RemoteJob):
         try:
             self.about |= started.result()
         except BaseException:
-            started.add_done_callback(lambda done: done.exception() or self.end())
+            started.add_done_callback(self._end_started)
             raise
         self.folder.note(self.about)
+
+    def _end_started(self, started: Future[dict[str, Any]]) -> None:
+        if started.exception() is None:
+            self.end()
 
     def submit(self) -> dict[str, Any]:
         """Have the agents started; return what is to be noted for `attach`."""
@@ -228,14 +234,23 @@ class FolderJob(RemoteJob):
         if time.monotonic() > self._disk_s:
             self._disk_s = time.monotonic() + DISK_S
             self._look_at_the_disk()
-        return [self._news.get() for _ in range(self._news.qsize())] + self._streams.read()
+        found = self._streams.read()
+        is_ending = any(isinstance(event, (events.Stopped, events.Exit)) for event in found)
+        if is_ending and not self._has_asked and self._was_asked_elsewhere():
+            self._has_asked = True
+            found = [StoppedElsewhere(-1, "by another notebook"), *found]
+        return [self._news.get() for _ in range(self._news.qsize())] + found
 
     def tell(self, word: str) -> None:
         """Send a word to node 0."""
+        self._has_asked = self._has_asked or word in ("stop", "end")
         try:
             self.folder.ask(word)
         except OSError as error:  # a full disk, say; whoever asked has a deadline, after which the ranks are ended
             self._news.put(Notice(-1, f"the ranks could not be asked ({word}): {error}"))
+
+    def _was_asked_elsewhere(self) -> bool:
+        return self.folder.path.exists() and not {"stop", "end"}.isdisjoint(self.folder.words().new())
 
     def _look_at_the_disk(self) -> None:
         """Say that there is no room, which nobody there can write down, or that there is again."""

@@ -111,7 +111,7 @@ class RunFolder:
         deadline = time.monotonic() + limit_s
         while not (self.path / name).exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.path / name} has not been written within {limit_s:g} s")
+                raise ConnectionError(f"{self.path / name} has not been written within {limit_s:g} s")
             time.sleep(WAIT_S)
         return (self.path / name).read_bytes()
 

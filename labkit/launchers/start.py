@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def begin(ranks: int) -> list[RankProcess]:
 def main() -> None:
     """Run one node of a folder."""
     host.die_with_parent()
+    for each in host.signals_for_ranks:  # a user may send them to all processes of a job, for the ranks' own handlers
+        signal.signal(each, lambda *_: None)
     code, folder = 1, RunFolder(sys.argv[1])
     number = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["SLURM_NODEID"])
     try:

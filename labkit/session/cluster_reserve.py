@@ -20,8 +20,8 @@ from labkit.failures.grouping import rank_list
 from labkit.launchers import job_events
 from labkit.launchers.directory_engine import DirectoryEngine, folder_gone
 from labkit.launchers.launcher_job import LauncherJob, RanksSeen
+from labkit.launchers.old_slurm.job import SlurmJob
 from labkit.launchers.run_directory.files import is_missing
-from labkit.launchers.slurm.job import SlurmJob
 from labkit.protocol import events
 from labkit.protocol.job import Job, Surroundings
 from labkit.protocol.pages import help_hint

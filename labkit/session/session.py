@@ -19,6 +19,7 @@ from labkit.engines.arguments import (
     ranks_on,
 )
 from labkit.engines.base import Engine, Target
+from labkit.launchers.remote import Launcher
 from labkit.monitor.active_runs import run_of
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
@@ -33,7 +34,7 @@ from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.launchers.ray.target import Ray
-    from labkit.launchers.slurm.target import Slurm
+    from labkit.launchers.slurm import Slurm
     from labkit.launchers.torchrun import Torchrun
 
 END_TOLD_S = 20.0
@@ -98,6 +99,11 @@ class Session(Target):
                 raise TypeError(
                     "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
                     f"got {on!r}, whose ranks are reserved already"
+                )
+            if isinstance(on, Launcher):
+                raise TypeError(
+                    "reserved ranks are of this machine; to launch again and again in nodes that you hold give "
+                    'on=labkit.Slurm(…, allocation="4711") to labkit.launch'
                 )
             gpus = usable_gpus() if on is None else None
             world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size

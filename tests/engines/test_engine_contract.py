@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_training_and_loses_nothing(kind
     run = Started(ENGINES[kind](request, small_disk / "runs"), elsewhere.fill_the_disk, small_disk / "filling")
     try:
         run.until(lambda: run.of(events.Warned))
-        full = "is full: the ranks wait" if kind == "agents" else "No space left on device"
+        full = "is full: the ranks wait" if kind in ("agents", "slurm") else "No space left on device"
         assert full in run.of(events.Warned)[0].text
         os.unlink(small_disk / "filling")
         run.until_over()
@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_training_and_loses_nothing(kind
             assert sorted(run.values("loss", rank)) == [float(step) for step in range(elsewhere.STEPS)]
             (result,) = run.of(events.Result, rank)
             assert loads(result.blob) == elsewhere.pattern(rank, 1_000_000)
-        if kind not in ("ray", "agents"):  # whose ranks write on their nodes
+        if kind not in ("ray", "agents", "slurm"):  # whose ranks write on their nodes
             said = [event.text for event in run.of(events.Warned) if event.topic == "writing"][-1]
             assert "could not be written for" in said
             assert said.endswith("No space left on device; all were written later")

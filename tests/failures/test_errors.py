@@ -27,8 +27,8 @@ from labkit.launchers.launcher_job import RanksSeen
 from labkit.launchers.ray.driver import never_placed
 from labkit.launchers.ray.orders import Orders
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import endings as slurm_endings
-from labkit.launchers.slurm.queue import JobState
+from labkit.launchers.run_folder import RunFolder
+from labkit.launchers.slurm import SlurmJob
 from labkit.launchers.torchrun import TorchrunJob
 from labkit.monitor.stack_query import StackQuery
 from labkit.monitor.state import RunState
@@ -167,9 +167,9 @@ def ended_with(ended):
 
 
 def slurm(_):
-    seen = RanksSeen({}, [0, 1], {0, 1})
-    ended = slurm_endings.ending("5", JobState("TIMEOUT", "", "debug", ""), seen, Path("/nowhere"), "python", False)
-    return ended_with(ended)
+    job = SlurmJob(None, RunFolder("/nowhere"), {"nodes": 1, "ranks_per_node": 2})
+    job.job_id, job._state = "5", "TIMEOUT"
+    return ended_with(job.why_over([0, 1]))
 
 
 def torchrun(folder):

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from labkit.launchers.launcher_job import RanksSeen
+from labkit.launchers.old_slurm import endings
+from labkit.launchers.old_slurm import job as slurm_job
+from labkit.launchers.old_slurm.queue import JobState
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import endings
-from labkit.launchers.slurm import job as slurm_job
-from labkit.launchers.slurm.queue import JobState
 from labkit.protocol import events
 from tests.support.repository import ROOT
 

@@ -17,11 +17,11 @@ import pytest
 import labkit
 from labkit.launchers import directory_engine, job_events, launcher_job
 from labkit.launchers.directory_engine import LaunchedEngine
+from labkit.launchers.old_slurm import job as slurm_job
+from labkit.launchers.old_slurm import queue as slurm_queue
+from labkit.launchers.old_slurm.commands import SlurmError
+from labkit.launchers.old_slurm.job import SlurmJob
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import job as slurm_job
-from labkit.launchers.slurm import queue as slurm_queue
-from labkit.launchers.slurm.commands import SlurmError
-from labkit.launchers.slurm.job import SlurmJob
 from labkit.launchers.torchrun import TorchrunJob
 from labkit.run import Run
 from labkit.session.cluster_reserve import ClusterReserve

@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-import textwrap
+import os
+import shlex
+import sys
 
 import pytest
 
 import labkit
-from labkit.launchers.launcher_job import RanksSeen
-from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import endings as slurm_endings
-from labkit.launchers.slurm import job as slurm_job
-from labkit.launchers.slurm.queue import JobState
-from labkit.protocol import events
+from labkit.launchers import run_folder, slurm, start
 from tests.support import workloads
 
 
-def test_the_batch_script(tmp_path):
+def test_the_command_and_the_batch_script(tmp_path, monkeypatch):
+    monkeypatch.delenv("SBATCH_NO_REQUEUE", raising=False)
+    folder = tmp_path / "100% mine"
     on = labkit.Slurm(
         2, 4, partition="gpu", gpus_per_node=4, time="01:00:00", cpus_per_task=3, exclusive=True, setup="module load x"
     )
     assert on.world_size == 8
-    script = on.script(["/my python", "supervisor.py", "/a folder"], "a 'name'\nexit", "/100%% mine/slurm.out")
-    srun = "--kill-on-bad-exit=1 --export=ALL --ntasks-per-node=4"
-    assert script == textwrap.dedent("""\
-        #!/bin/bash
-        #SBATCH --job-name='a \\'name\\' exit'
-        #SBATCH --nodes=2
-        #SBATCH --ntasks-per-node=4
-        #SBATCH --output='/100%% mine/slurm.out'
-        #SBATCH --open-mode=append
-        #SBATCH --requeue
-        #SBATCH --partition=gpu
-        #SBATCH --gpus-per-node=4
-        #SBATCH --time=01:00:00
-        #SBATCH --cpus-per-task=3
-        #SBATCH --exclusive
-        module load x
-        exec srun {options} --cpus-per-task=3 '/my python' supervisor.py '/a folder'
-    """).replace("{options}", srun)
-    assert "#SBATCH --no-requeue" in labkit.Slurm(requeue=False).script(["x"], "x", "x")
-    assert "--requeue" not in labkit.Slurm(requeue=False).script(["x"], "x", "x").replace("--no-requeue", "")
+    command = on.sbatch("a 'name'\nexit", folder)
+    assert command == [
+        *("sbatch", "--parsable", "--job-name=a 'name' exit", "--nodes=2", "--ntasks-per-node=1"),
+        *(f"--output={tmp_path}/100%% mine/slurm.out", "--open-mode=append", "--requeue", "--partition=gpu"),
+        *("--gpus-per-node=4", "--time=01:00:00", "--cpus-per-task=12", "--exclusive", f"{folder}/job.sbatch"),
+    ]
+    srun = "srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=12"
+    assert on.script("a 'name'\nexit", folder).splitlines() == [
+        "#!/bin/bash",
+        *("#SBATCH --job-name='a \\'name\\' exit'", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1"),
+        f"#SBATCH --output='{tmp_path}/100%% mine/slurm.out'",
+        *(f"#SBATCH {option}" for option in command[6:-1]),
+        "module load x",
+        f"exec {srun} {shlex.join(start.command(sys.executable, folder))}",
+    ]
+    assert "--no-requeue" in labkit.Slurm(requeue=False).sbatch("x", folder)
+    assert "--requeue" not in labkit.Slurm(requeue=False).sbatch("x", folder)
+    assert "--nodelist=a,b" in labkit.Slurm(nodelist=["a", "b"]).sbatch("x", folder)
+
+
+def test_what_a_user_has_set_for_all_jobs_counts_and_what_a_job_has_set_does_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("SBATCH_NO_REQUEUE", "1")
+    assert "--requeue" not in labkit.Slurm().sbatch("x", tmp_path)
+    for name in ("SBATCH_ACCOUNT", "SBATCH_ARRAY_INX", "SLURM_JOB_ID", "SLURM_NTASKS", "RANK", "SLURM_ACCOUNT"):
+        monkeypatch.setenv(name, "7")
+    left = slurm._environment()
+    assert {"SBATCH_ACCOUNT", "SLURM_ACCOUNT"} < left.keys()
+    assert not {"SBATCH_ARRAY_INX", "SLURM_JOB_ID", "SLURM_NTASKS", "RANK"} & left.keys()
 
 
 @pytest.mark.parametrize(
@@ -61,43 +68,35 @@ def test_the_batch_script(tmp_path):
     ],
 )
 def test_there_are_as_many_ranks_as_gpus_unless_it_is_said(options, world_size):
-    on = labkit.Slurm(**options)
-    assert on.world_size == world_size
-    assert f"--ntasks-per-node={on.ranks_per_node}" in on.script(["x"], "x", "x")
+    assert labkit.Slurm(**options).world_size == world_size
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("arguments", "error", "said"),
     [
-        ({"nodes": 2, "gpus": 3}, "gpus='3' are not as many on each of 2 nodes"),
-        ({"gpus_per_socket": 2}, "does not say how many GPUs a node has; give ranks_per_node"),
+        ({"nodes": 0}, ValueError, "nodes is a whole number of at least 1, got 0"),
+        ({"ranks_per_node": 1.5}, ValueError, "ranks_per_node is a whole number of at least 1, got 1.5"),
+        ({"nodes": True}, ValueError, "nodes is a whole number of at least 1, got True"),
+        ({"ntasks": 4}, ValueError, r"Slurm\(\) does not take ntasks; give nodes= and ranks_per_node="),
+        ({"array": "0-2"}, ValueError, r"Slurm\(\) does not take array; give one launch for each member"),
+        ({"nodes": 2, "gpus": 3}, ValueError, "gpus=3 are not as many on each of 2 nodes"),
+        ({"signal": "USR2@60"}, ValueError, "let SLURM send USR1"),
+        ({"gres": {"gpu": 2}}, TypeError, "gres is a text or a number, as sbatch takes it"),
+        ({"setup": "module load x\n#SBATCH --array=0-2"}, ValueError, "give options of sbatch as arguments"),
+        ({"allocation": "7", "time": 5}, ValueError, "an allocation is there already, time cannot change it"),
+        ({"allocation": "here"}, ValueError, "this notebook runs in no SLURM job"),
     ],
 )
-def test_where_nobody_can_tell_how_many_gpus_a_node_has_it_is_asked_for(options, said):
-    with pytest.raises(ValueError, match=said):
-        labkit.Slurm(**options)
-    assert labkit.Slurm(**options, ranks_per_node=2).ranks_per_node == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"nodes": 0}, "nodes is a whole number of at least 1, got 0"),
-        ({"ranks_per_node": 1.5}, "ranks_per_node is a whole number of at least 1, got 1.5"),
-        ({"nodes": True}, "nodes is a whole number of at least 1, got True"),
-        ({"ntasks": 4}, r"Slurm\(\) sets ntasks itself; give nodes= and ranks_per_node= instead"),
-        ({"comment": "a\nb"}, r"an option of sbatch is one line, got comment='a\\nb'"),
-    ],
-)
-def test_arguments_of_no_use(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_arguments_of_no_use(arguments, error, said, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(error, match=said):
         labkit.Slurm(**arguments)
 
 
 def test_on_takes_a_launcher_which_says_how_many_ranks_there_are():
-    with pytest.raises(TypeError, match=r"on is labkit\.Slurm\(…\), .* or labkit\.Here\(\), got"):
+    with pytest.raises(TypeError, match=r"on is labkit\.Slurm\(…\), .*, got"):
         labkit.launch(workloads.fit, on="slurm")
-    with pytest.raises(ValueError, match=r"has 4 ranks, but world_size=2; leave world_size away"):
+    with pytest.raises(ValueError, match=r"has 4 ranks, but world_size=2"):
         labkit.launch(workloads.fit, on=labkit.Slurm(2, 2), world_size=2)
 
 
@@ -105,67 +104,43 @@ def test_on_takes_a_launcher_which_says_how_many_ranks_there_are():
 @pytest.mark.check
 def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="sbatch is not on this machine: .*Run the notebook there, or use labkit.To"):
+    with pytest.raises(RuntimeError, match="sbatch is not on this machine: .*Run the notebook there"):
         labkit.launch(workloads.fit, on=labkit.Slurm(folder=tmp_path / "runs"), live=False)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [".gitignore"]
 
 
-def ended(state, exits=(), begun=(), killed=False):
-    """What is said of a job that ended in this state: (missing ranks' part left out) its record."""
-    found = {exit.rank: exit for exit in exits}
-    returned = {exit.rank for exit in exits if not exit.code}
-    seen = RanksSeen(found, [rank for rank in (0, 1) if rank not in found], set(begun), returned)
-    made = slurm_job.SlurmJob(2, RunDirectory("/nowhere"), {})
-    made.job_id, made._state, made.was_ended = "5", JobState(state, "", "debug", ""), killed
-    made.settle()
-    return made.ending(seen)
-
-
-def test_a_job_out_of_memory_names_the_rank_that_was_killed():
-    said = ended("OUT_OF_MEMORY", [events.Exit(0, -15, ended=True), events.Exit(1, -9)])
-    assert said.rank == 1
-    assert said.headline == (
-        "SLURM job 5 ran out of the memory that it had been given (OUT_OF_MEMORY); rank 1 was killed for it"
-    )
-    assert "mem='32G'" in said.cause
-
-
-@pytest.mark.parametrize("state", sorted(slurm_endings.ENDINGS))
+@pytest.mark.parametrize("state", sorted(slurm.ENDINGS))
 def test_every_ending_says_what_to_do(state):
-    said = ended(state)
+    said = ended(state, [0, 1])
     assert f"({state})" in said.headline
     assert said.cause.endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"), [({0, 1}, None), ({0}, "SLURM job 5 was asked to end, and its ranks st")]
+    ("missing", "said"),
+    [
+        ([0, 1], "SLURM job 5 ended (FAILED) before any rank did"),
+        ([1], "SLURM job 5 ended (FAILED) before rank 1 did"),
+        ([], "SLURM job 5 was asked to end, and its ranks stopped (FAILED)"),
+    ],
 )
-def test_of_a_job_that_slurm_has_forgotten_what_the_ranks_returned_decides(returned, said):
-    """They have been asked to stop by SLURM, at the time limit, say, and have returned what they had."""
-    exits = {rank: events.Exit(rank, 0, ended=True) for rank in (0, 1)}
-    made = slurm_job.SlurmJob(2, RunDirectory("/nowhere"), {})
-    made.job_id, made._state = "5", JobState("FORGOTTEN", "", "", "")
-    made.settle()
-    found = made.ending(RanksSeen(exits, [], {0, 1}, returned))
-    assert (found and found.headline[: len(said)]) == said
+def test_a_job_that_ended_for_no_reason_of_slurms_says_which_ranks_had(missing, said):
+    assert ended("FAILED", missing).headline == said
 
 
-def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():
-    assert ended("CANCELLED", killed=True) is None
-    assert ended("CANCELLED") is not None
-    assert ended("FAILED", [events.Exit(0, -15, ended=True), events.Exit(1, 0)]).headline == (
-        "SLURM job 5 was ended (FAILED)"
-    ), "a run is not finished because nobody is to blame"
-    assert ended("FAILED", [events.Exit(0, 1), events.Exit(1, -15, ended=True)]) is None, "a rank explains it"
+def ended(state, missing):
+    about = {"name": "x", "stall_s": None, "nodes": 2, "ranks_per_node": 1}
+    job = slurm.SlurmJob(None, run_folder.RunFolder("/nowhere"), about)
+    job.job_id, job._state = "5", state
+    return job.why_over(missing)
 
 
-def test_attach_to_a_folder_of_another_kind(tmp_path, monkeypatch):
-    folder = RunDirectory(tmp_path / "run")
-    folder.path.mkdir()
-    folder.note({"launcher": "torchrun"})
-    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
+def test_attach_to_a_folder_of_another_kind(tmp_path):
+    folder = run_folder.RunFolder(tmp_path / "run")
+    os.mkdir(folder.path, 0o700)
+    folder.note({"launcher": "srun"})
+    with pytest.raises(ValueError, match="is a run under srun, which ended with its notebook"):
         labkit.attach(folder.path)
     folder.note({"launcher": "slurm"})
-    monkeypatch.setattr("labkit.launchers.attaching.job_of", lambda path: "")
-    with pytest.raises(ValueError, match="is not known to have been given to SLURM: .*squeue does not list it"):
+    with pytest.raises(ValueError, match="its notebook ended before the number was noted"):
         labkit.attach(folder.path)

@@ -11,8 +11,8 @@ import pytest
 import labkit
 from labkit.launchers import job_events
 from labkit.launchers.launcher_job import LauncherJob
+from labkit.launchers.old_slurm import commands as slurm_commands
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.launchers.slurm import commands as slurm_commands
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.run import Run

@@ -41,7 +41,6 @@ RETURNED = {
     "comparison.replay": ("Devices",),
     "comparison.measured": ("Measured",),
     "launchers.ray.working_dir": ("without_runs",),
-    "launchers.slurm.options": ("table",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
     "monitor.output": ("Found",),

@@ -12,26 +12,22 @@ was logged until then is kept, and the run's folder (`run.folder`) has what SLUR
 
 ## What to do
 
-* Not taken: the message ends with what `sbatch` said. "Invalid partition" lists those that there
-  are; a limit on time, nodes or GPUs wants less of it. "sbatch is not on this machine": run the
+* Not taken: the message ends with what `sbatch` said. "sbatch is not on this machine": run the
   notebook on a login or compute node.
-* "does not take array", or another option: a run is one job, of which SLURM starts each rank once.
-  What else the option was for is named there; all options are in `labkit.launchers.slurm.options`.
-* "not known whether SLURM has taken the job": `sbatch` failed without having been refused, and
-  `squeue` did not list the job for a while. Should SLURM start it later, it ends by itself at once,
-  so launching again is safe.
+* "does not take array", or another option: a run is one job, in which labkit starts each rank once.
+  What else the option was for is named there.
 * Out of time: `labkit.Slurm(…, time="04:00:00")`. With `labkit.Checkpoint` in the function,
   launching it again goes on from the last step; catch `labkit.Stopped` to save one more before the
   end. `signal="USR1@60"` has SLURM send the ranks a signal a minute before, for a handler of your own.
-* "stopped by process …": another notebook, or another cell's `labkit.attach`, has stopped the run.
+* "was asked to end, and its ranks stopped": somebody sent the job SIGTERM, and SLURM did not start
+  it again.
 * Out of memory: `mem="32G"`; see `labkit.failures.pages.out_of_memory`.
 * Node lost, preempted: SLURM puts the job back into its queue, unless `requeue=False`; the run
   follows it there.
-* "before any rank began": the node cannot see the run's folder, or has not this Python. Give a
+* "before any rank did": the node cannot see the run's folder, or has not this Python. Give a
   `folder=…` that every node shares, and a `setup="module load …"` line.
-* "is no longer waited for": SLURM did not answer. `labkit.attach(job)` follows the ranks again once
-  it does.
-* "is not the folder of a run", "ended with its notebook", "one job of a session": `labkit.attach`
-  takes the number of a job that SLURM still knows, `run.folder`, or `session.folder`; only what
-  runs on SLURM can be followed again.
+* "srun in the allocation … has ended": the allocation is over, or has no room for the ranks;
+  `squeue` says which.
+* "is not the folder of a run", "ended with its notebook": `labkit.attach` takes the number of a job
+  that SLURM still knows, or `run.folder`; only what runs as a job of its own can be followed again.
 """

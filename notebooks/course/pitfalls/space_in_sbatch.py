@@ -1,6 +1,7 @@
 """# SBATCH."""
 
 import re
+from pathlib import Path
 
 import labkit
 from course.pitfalls.base import Exhibit, Expected
@@ -34,12 +35,12 @@ def options_of(script):
 
 @EXHIBIT.broken
 def space_in_sbatch():
-    script = labkit.Slurm(nodes=2, ranks_per_node=1).script(["python", "train.py"], "train", "log")
+    script = labkit.Slurm(nodes=2, ranks_per_node=1).script("train", Path("log"))
     return options_of(script.replace("#SBATCH", "# SBATCH"))
 
 
 @EXHIBIT.right
 def right():
     """With a space the line is an ordinary comment, and the job gets the cluster's defaults."""
-    script = labkit.Slurm(nodes=2, ranks_per_node=1).script(["python", "train.py"], "train", "log")
+    script = labkit.Slurm(nodes=2, ranks_per_node=1).script("train", Path("log"))
     return options_of(script)

@@ -7,7 +7,7 @@ from pathlib import Path
 from labkit.failures.grouping import rank_list
 from labkit.launchers import job_events
 from labkit.launchers.launcher_job import RanksSeen
-from labkit.launchers.slurm.queue import JobState, troubles
+from labkit.launchers.old_slurm.queue import JobState, troubles
 
 ENDINGS = {
     "CANCELLED": (

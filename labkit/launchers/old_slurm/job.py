@@ -16,10 +16,10 @@ from typing import Any
 
 from labkit.launchers import job_events
 from labkit.launchers.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
+from labkit.launchers.old_slurm import endings, options
+from labkit.launchers.old_slurm.commands import COMMAND_S, SCRIPT, SlurmError, advice, job_of, seconds, slurm
+from labkit.launchers.old_slurm.queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import endings, options
-from labkit.launchers.slurm.commands import COMMAND_S, SCRIPT, SlurmError, advice, job_of, seconds, slurm
-from labkit.launchers.slurm.queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.protocol import events
 from labkit.protocol.pages import help_hint
 

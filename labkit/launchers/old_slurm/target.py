@@ -16,9 +16,9 @@ from typing import Any
 
 from labkit.engines.arguments import naming
 from labkit.launchers.directory_engine import Launcher, check_whole, runs_folder
+from labkit.launchers.old_slurm import options as sbatch
+from labkit.launchers.old_slurm.job import SlurmJob
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm import options as sbatch
-from labkit.launchers.slurm.job import SlurmJob
 
 
 class Slurm(Launcher):
@@ -35,7 +35,7 @@ class Slurm(Launcher):
         options: any other option of `sbatch`, with _ for -: `partition="gpu"`, `time="02:00:00"`, `gpus_per_node=4`,
             `mem="32G"`, `account=…`; True for an option without a value, False for none of it (`requeue=False`), a list
             where sbatch takes several (`nodelist=["node1", "node2"]`). Those that would change what a job is, an array
-            of them for example, are refused: `print(labkit.launchers.slurm.options.table())`.
+            of them for example, are refused: `print(labkit.launchers.old_slurm.options.table())`.
 
     A job whose node fails, or that is preempted, is put back into the queue by SLURM and begins again: a function that
     keeps checkpoints goes on from the newest one. Before SLURM takes the machines away `worker.log` raises
