@@ -43,7 +43,6 @@ RETURNED = {
     "launchers.ray.working_dir": ("without_runs",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
-    "monitor.output": ("Found",),
     "trace.profiling": ("PARTS",),
     "trace.trace": ("Trace",),
 }
