@@ -143,7 +143,6 @@ KNOWN = (
         ),
     ),
     Known("no_backend_for_device", rf"{TORCH}No backend type associated with device type"),
-    Known("mixed_tensor_dtensor", rf"(?:{TORCH}|torch\._dynamo[\w.]+: [\s\S]*\s)[\w.]+:? got mixed torch\.Tensor"),
     Known(
         "module_keys",
         rf"{LOADING}(?:{SAVED_WRAPPED}|{LOADED_WRAPPED})",

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
-from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
@@ -158,17 +157,6 @@ QUOTED = {
         "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5555')",
     ],
     "no_backend_for_device": ["RuntimeError: No backend type associated with device type cpu"],
-    "mixed_tensor_dtensor": [
-        "RuntimeError: aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to "
-        "DTensor before calling distributed operators! Please see "
-        "https://docs.pytorch.org/docs/main/distributed.tensor.html#mixed-tensor-and-dtensor-operations for more "
-        "details.",
-        # torch/distributed/tensor/_dispatch.py, which C++ calls for some operations
-        "RuntimeError: aten.add.Tensor: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to "
-        "DTensor before calling distributed operators! Please see "
-        "https://docs.pytorch.org/docs/main/distributed.tensor.html#mixed-tensor-and-dtensor-operations for more "
-        "details.",
-    ],
     "module_keys": [
         'RuntimeError: Error(s) in loading state_dict for Linear:\n\tMissing key(s) in state_dict: "weight", "bias". '
         '\n\tUnexpected key(s) in state_dict: "module.weight", "module.bias". ',
@@ -444,11 +432,6 @@ def no_backend_for_device(worker):
     dist.all_reduce(torch.ones(1), group=dist.new_group(backend="cuda:gloo"))
 
 
-def mixed_tensor_dtensor(worker):
-    mesh = init_device_mesh("cpu", (1,))
-    distribute_tensor(torch.ones(2), mesh, [Replicate()]) + torch.ones(2)
-
-
 def address_in_use(worker):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True, use_libuv=True)
@@ -487,7 +470,6 @@ IN_PROCESS = [
     (module_keys_of_a_wrapped_model, "module_keys"),
     (module_keys_of_a_compiled_model, "module_keys"),
     (no_backend_for_device, "no_backend_for_device"),
-    (mixed_tensor_dtensor, "mixed_tensor_dtensor"),
     (address_in_use, "address_in_use"),
     (address_in_use_without_libuv, "address_in_use"),
     (address_in_use_by_a_server_of_the_readers, "address_in_use"),

@@ -58,8 +58,6 @@ Messages that people search for have a page each; it is found by the text of wha
   did not take part in the loss of the last step.
 * `labkit.failures.pages.marked_ready_twice`: DDP got a parameter's gradient twice in one backward:
   the parameter was used again after it counted as ready.
-* `labkit.failures.pages.mixed_tensor_dtensor`: An operation got plain tensors and sharded ones
-  (`DTensor`) at once.
 * `labkit.failures.pages.module_keys`: A state dict does not fit, because one side is wrapped: its
   keys begin with `module.` or `_orig_mod.`.
 * `labkit.failures.pages.shared_memory`: A DataLoader's process met a bus error: there was no room
