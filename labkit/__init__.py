@@ -40,8 +40,7 @@ A room imports those below it in this list, and never one above:
                  error
     system       the operating system, which no other room asks: `host` is Linux or macOS
 
-And beside these: `checkpoint` (save and resume on the ranks), `exporting` (a cell's function as a folder
-that needs no notebook).
+And beside these: `checkpoint` (save and resume on the ranks).
 
 What only the lessons use is the package `course` beside this one; nothing here imports it.
 
@@ -67,7 +66,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.comparison.launching import compare as compare
     from labkit.engines import standby as standby
     from labkit.engines.in_process import Here as Here
-    from labkit.exporting.exporter import export as export
     from labkit.launcher import launch as launch
     from labkit.launcher import run_module as run_module
     from labkit.launcher import run_script as run_script
@@ -107,7 +105,6 @@ _HOMES = {
     "attach": "launchers.attaching",
     "compare": "comparison.launching",
     "current": "rank.current",
-    "export": "exporting.exporter",
     "launch": "launcher",
     "log": "rank.current",
     "run_module": "launcher",

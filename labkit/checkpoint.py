@@ -843,7 +843,7 @@ def _raising_one_failure() -> Iterator[None]:
             yield
         except CheckpointException as error:
             rank, (failure, _) = min(error.failures.items())
-            raise RuntimeError(f"rank {rank}: {_describe(failure)}") from failure
+            raise CheckpointError(f"rank {rank}: {_describe(failure)}") from failure
 
 
 def _read_shards(path: Path, shards: dict[Where, Tensor], rank: int, differ: list[str]) -> None:

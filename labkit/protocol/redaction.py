@@ -1,8 +1,8 @@
 """What is a secret, by its name and by how it looks, and what is shown in its place.
 
-For whatever leaves the process in which a value was given: reports of failures, exported scripts. A secret
-that is shown cannot be taken back, so what may be one is left out; numbers are not where only a token's or a key's name
-speaks for it, for models have those too.
+For whatever leaves the process in which a value was given: reports of failures. A secret that is shown cannot be taken
+back, so what may be one is left out; numbers are not where only a token's or a key's name speaks for it, for models
+have those too.
 """
 
 from __future__ import annotations
@@ -68,15 +68,6 @@ def has_secret_name(name: Any, value: Any) -> bool:
     if MAY_BE.search(words):
         return not (_is_numbers(value) or IS_NONE.search(words))
     return type(value) is str and SUSPICIOUS.search(words) is not None and looks_random(value)
-
-
-def is_surely_secret(name: Any, value: Any) -> bool:
-    """Return whether a value is a secret where a wrong answer changes what a program does: `key="loss"` is none."""
-    if type(value) not in (str, bytes, int) or value in ("", b""):
-        return False
-    words, text = _words(name), value.decode(errors="replace") if type(value) is bytes else str(value)
-    may_be = MAY_BE.search(words) or SUSPICIOUS.search(words)
-    return bool(SECRET.search(words) or SECRET_TEXT.search(text) or (may_be and looks_random(text)))
 
 
 def _words(name: Any) -> str:

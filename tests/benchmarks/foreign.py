@@ -8,7 +8,7 @@ must be the same, and all must end well. The table is printed, and written to `-
     git clone https://github.com/karpathy/nanoGPT programs/nanoGPT
     git clone https://github.com/pytorch/examples programs/examples
     python -m tests.benchmarks.foreign --programs programs
-    python -m tests.benchmarks.foreign --programs programs --only nanoGPT --ways cell exported
+    python -m tests.benchmarks.foreign --programs programs --only nanoGPT --ways cell reserved
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.support.twins import CELLS, EXPORTED, SCRIPTS, Outcome, Twin, outcome
+from tests.support.twins import CELLS, SCRIPTS, Outcome, Twin, outcome
 
 LONG_S = 900
 
@@ -573,7 +573,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, required=True, help="the folder with copies of the repositories")
     parser.add_argument("--only", nargs="*", default=[], help="words of titles; all programs by default")
-    parser.add_argument("--ways", nargs="*", default=list(CELLS), choices=EXPORTED, help="how cells are launched")
+    parser.add_argument("--ways", nargs="*", default=list(CELLS), choices=CELLS, help="how cells are launched")
     parser.add_argument("--out", type=Path, default=Path("build") / "foreign.md")
     arguments = parser.parse_args()
     os.environ.update(LABKIT_TWIN_S=str(LONG_S), OMP_NUM_THREADS="1")  # as torchrun has it, so that digits are equal

@@ -16,7 +16,6 @@ import torch
 import labkit
 import labkit.failures.pages
 from labkit.engines.arguments import naming
-from labkit.exporting import statements
 from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -39,7 +38,6 @@ from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
 from labkit.run import Run
 from labkit.session.turns import Turns
-from tests.exporting.test_export import Notebook
 from tests.failures import messages
 from tests.failures.test_collectives import WORLD, call, pending
 from tests.failures.test_diagnosis import CLOSED, GLOO_SIZES, died, lost, raised, returned
@@ -118,15 +116,6 @@ def cannot_be_sent(_):
     return refused(ValueError, labkit.launch, uses_a_lock)
 
 
-def cannot_be_exported(folder):
-    notebook = Notebook()
-    notebook.run("import threading\nLOCK = threading.Lock()")
-    notebook.run("def train(worker):\n    with LOCK:\n        return worker.rank")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(statements.kernel, "cells", lambda: notebook.cells)
-        return refused(ValueError, labkit.export, notebook.names["train"], folder)
-
-
 def gpu(_):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "device_count", lambda: 1)
@@ -197,7 +186,7 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, cannot_be_exported, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        *(cannot_be_sent, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
         *(run_folder, labkit_failed),
     )
 }
@@ -321,7 +310,6 @@ ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError"}
 """Kinds of errors that refuse a run, or end one. A TypeError or ValueError of `launch` names its page in `naming`."""
 
 SAY_IT_ALL = {
-    "exporting/script.py": "an exported training is without pages",
     "engines/in_process.py": "one line each",
     "rank/device.py": "a GPU that has gone since: the message has every step",
     "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",

@@ -260,15 +260,15 @@ BROKEN = {
         {"steps": 5},
     ),
     "15b_export": (
-        "    seed=seed,\n    **arguments,",
-        "    seed=seed + 1,\n    **arguments,",
-        "one fingerprint from notebook and script, found 2",
+        '"--out", folder / "torchrun"]',
+        '"--out", folder / "torchrun", "--batch-size", batch_size - world_size]',
+        "one fingerprint from notebook and torchrun, found 2",
         {"steps": 5},
     ),
     "15b_export: another rate": (
-        '"train.py"]',
-        '"train.py", "--lr", "0.1"]',
-        "the run says with what it was started",
+        '"--out", folder / "torchrun"]',
+        '"--out", folder / "torchrun", "--lr", 0.1]',
+        "torchrun was run with other arguments",
         {"steps": 5},
     ),
     "15c_resnet_at_scale": (

@@ -1,12 +1,9 @@
-"""Secrets stay where they were given: reports, exported scripts and jobs are without them."""
+"""Secrets stay where they were given: reports and jobs are without them."""
 
 from __future__ import annotations
 
 import linecache
-import re
-import sys
 import textwrap
-import warnings
 from types import SimpleNamespace
 
 import cloudpickle
@@ -16,13 +13,10 @@ import torch
 import labkit
 from labkit import launcher
 from labkit.engines import base
-from labkit.exporting import script
-from labkit.exporting.secrets import Environment, lines_with_secrets, without_secrets
 from labkit.protocol import pickling
-from labkit.protocol.redaction import LEFT_OUT, has_secret_name, is_surely_secret, looks_random, redact, shown
+from labkit.protocol.redaction import LEFT_OUT, has_secret_name, looks_random, redact, shown
 from labkit.rank.describe import named
 from labkit.ui import kernel
-from tests.exporting.test_export import HEAD, exported, notebook  # noqa: F401 - fixtures
 from tests.support.fake_engine import FakeEngine
 
 HEX = "f3a9c8e7b1d24f6a9c8e7b1d24f6aa11"
@@ -79,7 +73,6 @@ def test_what_only_sounds_like_one_is_shown(name, value):
 )
 def test_secrets_in_a_text_are_left_out_of_it(text, rest):
     assert redact(text) == rest
-    assert is_surely_secret("text", text)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +85,6 @@ def test_secrets_in_a_text_are_left_out_of_it(text, rest):
 )
 def test_an_ordinary_text_stays_as_it_is(text):
     assert redact(text) == text
-    assert not is_surely_secret("text", text)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +95,7 @@ def test_a_key_is_long_without_spaces_and_of_many_characters(text, random):
     assert looks_random(text) is random
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_one"),
-    [
-        *(("key", "loss", False), ("token", "<s>", False), ("key", HEX, True), ("WANDB_KEY", HEX, True)),
-        *(("password", "abc", True), ("password", "", False), ("password", 1234, True), ("step", 1234, False)),
-        *(("api_key", b"abc", True), ("tokens", ["abc"], False), ("name", HEX, False)),
-    ],
-)
-def test_where_a_wrong_answer_changes_a_program_more_must_speak_for_it(name, value, is_one):
-    assert is_surely_secret(name, value) is is_one
-
-
-# One redaction for reports and scripts
+# In reports
 
 ARGUMENTS = {
     "hf_token": "abc",
@@ -132,136 +112,6 @@ def test_a_report_of_a_failure_leaves_out_the_same():
     for name, value in ARGUMENTS.items():
         assert "abc" not in named(name, value)
     assert named("tokens", torch.tensor([1])) == "int64 [1] on cpu: 1", "an attention's keys, a text's tokens"
-
-
-def test_so_does_what_an_exported_script_notes_of_its_options(monkeypatch, tmp_path, capsys):
-    def train(worker, hf_token="abc", lr=0.1, url="https://u:abc@host", keys=({"of": "abc"},)):
-        pass
-
-    chosen = script.options(train, {}, 0)
-    with pytest.raises(SystemExit):
-        chosen.parse(["--help"])
-    said = capsys.readouterr().out
-    assert "abc" not in said
-    assert "--lr" in said
-    assert "https://…@host" in said
-
-
-# Exported scripts
-
-SECRETS = HEAD + textwrap.dedent(
-    f"""
-    WANDB_KEY = "sk-abcabcabc"
-    DATABASE = "postgres://reader:abc@host/db"
-    PASSWORD = 1234
-    SETTINGS = {{"api_key": "abc", "lr": 0.1, "key": "loss", "hosts": ["https://u:abc@one"]}}
-    GREETING = "hello"
-
-    class Client:
-        token = "{HEX}"
-
-    def login(key="hf_abcabcabc", *, auth="abc"):
-        '''Logs in, as with https://u:abc@host.'''
-        return key, auth  # such as sk-abcabcabc
-
-    def train(worker, password="abc", extra_token="", steps=1):
-        client = Client()
-        found = client.login = "sk-abcabcabc"
-        secret: str = "abc"
-        rows = sorted([{{"key": 1}}], key=lambda row: row["key"])
-        text = f"https://reader:{{secret}}@host"
-        return WANDB_KEY, DATABASE, PASSWORD, SETTINGS, GREETING, login(), rows, text, found, password
-    """
-)
-
-
-@pytest.fixture
-def with_secrets(exported, tmp_path):  # noqa: F811
-    with pytest.warns(UserWarning, match="train.py does not have the secrets that the notebook has") as warned:
-        text = exported(SECRETS, extra_token="sk-defdefdef", steps=3)
-    return text, str(warned[0].message), (tmp_path / "job" / "README.txt").read_text()
-
-
-def test_an_exported_script_reads_secrets_from_the_environment(with_secrets, tmp_path):
-    text, _, _ = with_secrets
-    assert "abc" not in text
-    assert "defdef" not in text
-    assert HEX not in text
-    assert "1234" not in text
-    for line in (
-        'WANDB_KEY = os.environ["WANDB_KEY"]',
-        'DATABASE = os.environ["DATABASE"]',
-        'PASSWORD = int(os.environ["PASSWORD_2"])',
-        '"api_key": os.environ["API_KEY"], "lr": 0.1, "key": "loss", "hosts": [os.environ["HOSTS"]]',
-        'GREETING = "hello"',
-        'token = os.environ["TOKEN"]',
-        'def login(key=os.environ["KEY"], *, auth=os.environ["AUTH"]):',
-        "Logs in, as with https://…@host.",
-        "# such as …",
-        'found = client.login = os.environ["FOUND"]',
-        'sorted([{"key": 1}], key=lambda row: row["key"])',
-        'text = f"https://reader:{secret}@host"',
-        '"extra_token": os.environ["EXTRA_TOKEN"], "steps": 3',
-    ):
-        assert line in text, line
-    assert 'password=os.environ["PASSWORD"]' in text, "where there are several of a name, they have numbers"
-
-
-def test_it_says_which_and_how_to_set_them(with_secrets, tmp_path):
-    text, warned, readme = with_secrets
-    read = set(re.findall(r'os\.environ\["(\w+)"\]', text))
-    assert len(read) == 12
-    for name in read:
-        assert name in warned
-        assert f"{name}=…" in readme
-    assert '"WANDB_KEY": "…"' in readme
-
-
-def test_with_them_set_it_is_the_notebooks_function(with_secrets, tmp_path, monkeypatch):
-    text, _, _ = with_secrets
-    environment = {"WANDB_KEY": "one", "PASSWORD": "three", "API_KEY": "two", "PASSWORD_2": "1234", "KEY": "four"}
-    for name in ("DATABASE", "HOSTS", "TOKEN", "AUTH", "FOUND", "SECRET", "EXTRA_TOKEN"):
-        environment[name] = "else"
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    names = {"__name__": "exported"}
-    exec(compile(text, "train.py", "exec"), names)
-    assert (names["WANDB_KEY"], names["PASSWORD"], names["SETTINGS"]["api_key"]) == ("one", 1234, "two")
-    assert names["login"]()[0] == "four"
-
-
-def test_without_secrets_nothing_is_said(exported, tmp_path):  # noqa: F811
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        text = exported(HEAD + "KEY = 'loss'\ndef train(worker, key='name'):\n    return {KEY: key}")
-    assert "environ" not in text
-    assert "environment" not in (tmp_path / "job" / "README.txt").read_text()
-
-
-def test_a_module_that_is_copied_with_a_secret_is_named(exported, tmp_path, monkeypatch):  # noqa: F811
-    module = tmp_path / "helpers_with_a_key.py"
-    module.write_text('import os\n\nAPI_KEY = "abc"\n\n\ndef help():\n    return API_KEY\n')
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match=r"helpers_with_a_key\.py, copied as it is, has .* a secret in line 3"):
-        exported(HEAD + "from helpers_with_a_key import help\ndef train(worker):\n    return help()")
-    del sys.modules["helpers_with_a_key"]
-
-
-def test_a_source_keeps_its_lines_and_what_is_no_secret():
-    text = 'def f(\n    a, password="""a\nbc""",\n    b="ü", auth="abc", c=1\n):\n    return a  # ö\n'
-    environment = Environment()
-    found = without_secrets(text, environment.expression)
-    assert found.splitlines() == [
-        "def f(",
-        '    a, password=os.environ["PASSWORD"],',
-        '    b="ü", auth=os.environ["AUTH"], c=1',
-        "):",
-        "    return a  # ö",
-    ]
-    assert sorted(environment.variables) == ["AUTH", "PASSWORD"]
-    assert lines_with_secrets(text) == [2, 4]
-    assert without_secrets("x = 1\n", environment.expression) == "x = 1\n"
 
 
 # What a job carries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.twins import EXPORTED, Twin
+from tests.support.twins import Twin
 
 BY_CHANCE = ("meeting",)
 """A FileStore removes its file with the last of its ranks. Two that end at the same moment may both take the other for
@@ -19,7 +19,6 @@ def main(worker):
     print("trained")
     sys.exit(0)
 """,
-        cells=EXPORTED,
     ),
     Twin(
         "ends with sys.exit(run())",
@@ -68,7 +67,6 @@ def main(worker):
     parser.add_argument("--lr", type=float, default=0.1)
     return vars(parser.parse_args())
 """,
-        cells=EXPORTED,
     ),
     Twin(
         "sets its command line itself",
@@ -102,7 +100,6 @@ def main(worker):
     return [total.item(), os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]]
 """,
         joins=False,
-        cells=EXPORTED,
     ),
     Twin(
         "joins at an address",
@@ -121,7 +118,6 @@ def main(worker):
     return total.item()
 """,
         joins=False,
-        cells=EXPORTED,
     ),
     Twin(
         "joins through a file",
@@ -193,7 +189,6 @@ def main(worker):
     return total.item()
 """,
         joins=False,
-        cells=EXPORTED,
     ),
     Twin(
         "takes its rank, as mp.spawn passes it",
@@ -327,6 +322,5 @@ def main(worker):
         note="As a script by `accelerate launch --cpu`. In a launched function that is set where ranks compute on the "
         "CPU; else Accelerate would have each of them train alone.",
         scripts=("torchrun",),
-        cells=EXPORTED,
     ),
 ]

@@ -9,7 +9,6 @@ files, the output, whether it finished. `tests/whole/test_twins.py` has the tabl
     cell, reserved,       a cell of a notebook, launched on processes of its own, on reserved ranks (twice), under
     cell-torchrun         `labkit.Torchrun`
     run_script            the script for torchrun, by `labkit.run_script`
-    exported              the cell's function as a folder that `labkit.export` has written, under torchrun
 
 The notebook is IPython's shell without a kernel: cells, their file names and `__main__` are as in one, at a tenth of
 the time.
@@ -39,7 +38,6 @@ OWN = ".twin"
 SCRIPTS = ("spawn", "torchrun")
 CELLS = ("cell", "reserved", "cell-torchrun")
 UNCHANGED = "run_script"
-EXPORTED = (*CELLS, "exported")
 
 NOISE = re.compile(r"^ *\d+\.\d s  |\[W\d|^W\d{4} |Warning: |warnings?\.warn|NNPACK|^\s*$|Setting OMP_NUM|^\*+$")
 """Lines of output that are neither the twin's nor compared."""
@@ -338,9 +336,6 @@ def _stand_by(count: int) -> None:
 def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
     import labkit
 
-    if way == "exported":
-        _run_exported(labkit.export(shell.user_ns["main"], own_folder() / "job"), twin, told)
-        return
     main = eval(twin.launched, shell.user_ns)
     with contextlib.ExitStack() as open_until_the_end:
         on: Any = None
@@ -366,24 +361,6 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
             told["output"] = [run.output[rank] for rank in range(twin.world_size)]
             if run.error is not None:
                 return
-
-
-def _run_exported(job: Path, twin: Twin, told: dict[str, Any]) -> None:
-    import torch
-
-    logs = own_folder() / "logs"
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={twin.world_size}"]
-    command = [*start, "--redirects=3", f"--log-dir={logs}", str(job / "train.py")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # as on another machine
-    with open(logs.with_suffix(".out"), "wb") as output:
-        done = subprocess.run(command, stdout=output, stderr=output, env=environment, timeout=LONG_S, check=False)
-    told["status"] = "failed" if done.returncode else "finished"
-    told["said"] = logs.with_suffix(".out").read_text(errors="replace")
-    for rank in range(twin.world_size):
-        written = sorted(path for path in logs.rglob("*.log") if path.parent.name == str(rank))
-        told["output"][rank] = "".join(path.read_text() for path in written)
-        for result in job.glob(f"log/*/result-{rank}.pt"):
-            told["results"][rank] = torch.load(result, weights_only=False)
 
 
 if __name__ == "__main__":

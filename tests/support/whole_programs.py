@@ -6,7 +6,7 @@ has.
 
 from __future__ import annotations
 
-from tests.support.twins import EXPORTED, Twin
+from tests.support.twins import Twin
 
 TRAIN = '''
 """Trains a tiny language model: everything at the top, and settings that the command line changes."""
@@ -239,7 +239,6 @@ def main(worker):
 """,
         joins=False,
         repeats=False,  # it would go on where the first has ended
-        cells=EXPORTED,
     ),
     Twin(
         "FSDP2 and tensor parallelism on a device mesh, as PyTorch's examples",

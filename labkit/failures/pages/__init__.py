@@ -24,8 +24,6 @@ A message ends with the line that shows its page, wherever labkit is installed a
   been started.
 * `labkit.failures.pages.cannot_be_sent`: A function, an argument or a result cannot travel between notebook
   and ranks.
-* `labkit.failures.pages.cannot_be_exported`: A function from a cell cannot be written as a script that runs
-  without its notebook.
 * `labkit.failures.pages.nobody_answers`: A rank is at `breakpoint()`, and nobody could type what its
   debugger reads.
 * `labkit.failures.pages.checkpoint`: A checkpoint could not be written or read. What was saved before is as

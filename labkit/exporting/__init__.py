@@ -1,1 +1,0 @@
-"""A function from a cell as a folder that trains without a notebook."""
