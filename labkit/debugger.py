@@ -11,7 +11,7 @@ from typing import Any
 from labkit.monitor.observers import RunObserver
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank.debugging import LINE, Asks, Prompt
+from labkit.rank.debugging import LINE, Prompt
 from labkit.ui import kernel
 
 NEXT_S = 0.5
@@ -47,7 +47,7 @@ class Debugger(RunObserver):
         """Note that a rank asks, or has ended. While one asks, `stall_s` does not run."""
         with self._changed:
             match event:
-                case Asks():
+                case events.Asks():
                     self._asking[event.rank] = event.text
                 case events.Exit() | events.Failure() | events.Result() | events.Stopped():
                     self._asking.pop(event.rank, None)

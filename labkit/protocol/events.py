@@ -124,6 +124,14 @@ class Attached(NamedTuple):
     blob: bytes
 
 
+class Asks(NamedTuple):
+    """A rank's debugger waits for a line."""
+
+    rank: int
+    text: str
+    """What it has written since it last asked; the prompt comes last."""
+
+
 class Warned(NamedTuple):
     """Something went wrong that does not end the run: what cannot be written or read, a clock that is off."""
 
@@ -174,6 +182,7 @@ Event = (
     | Memory
     | Stack
     | Answered
+    | Asks
     | Attached
     | Warned
     | Exit

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import distributed_c10d
 
+from labkit.protocol.events import Asks
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pages import help_hint
 from labkit.protocol.source import place_of
@@ -30,14 +31,6 @@ LINE = "debugging line "
 
 HELD = timedelta(days=1)
 """How long the other ranks' collectives wait for one that is at a prompt."""
-
-
-class Asks(NamedTuple):
-    """A rank's debugger waits for a line."""
-
-    rank: int
-    text: str
-    """What it has written since it last asked; the prompt comes last."""
 
 
 class Prompt(RankHook):
