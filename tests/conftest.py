@@ -149,7 +149,7 @@ def rank_processes() -> list[psutil.Process]:
     the daemons of `tests.support.cluster`, the nodes of `tests.support.ray_nodes`; without the ranks of sessions that
     tests share, and without what forks them."""
     children = []
-    shared = {pid for session in SHARED for pid in [*session.pids, *_driver_of(session)]}
+    shared = {pid for session in SHARED for pid in session.pids}
     shared |= ray_nodes.family() | prefork.pids()
     for child in psutil.Process().children(recursive=True):
         if child.pid in shared:
@@ -162,12 +162,6 @@ def rank_processes() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return children
-
-
-def _driver_of(session) -> list[int]:
-    """The process that speaks with Ray for a session there."""
-    about = getattr(getattr(session._reserve, "launched", None), "about", {})
-    return [about["driver"]] if "driver" in about else []
 
 
 def listening_ports() -> set[int]:

@@ -2,7 +2,7 @@
 
 Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, and of
 labkit modules that need no more, so that it is there at once and does not fail with the rank. What it writes, and
-where, is `reader`'s to read. That of a reserved rank, `labkit.session.supervisor`, is made of the same parts.
+where, is `reader`'s to read.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import lost_in_words, replaced_in_words, variables_gone
+from labkit.session.reserve import CellEngine, Reserve
 from labkit.session.turns import Turns
 from labkit.system import threads
 from labkit.ui import kernel
@@ -61,7 +62,7 @@ class CellRuns:
 
     def __init__(
         self,
-        reserve: Any,
+        reserve: Reserve,
         turns: Turns,
         placement: Placement,
         seed: int | None,
@@ -71,7 +72,7 @@ class CellRuns:
         self._reserve, self._turns = reserve, turns
         self._placement, self._seed, self._device = placement, seed, device
         self._pg_timeout_s = pg_timeout_s
-        self._world_size: int = reserve.world_size
+        self._world_size = reserve.world_size
         self.last: Run | None = None
         """What carried the last cell."""
         self._group: int | None = None
@@ -89,17 +90,6 @@ class CellRuns:
         if left is not None:
             left.close()
 
-    def pick_up(self, job: Job, run: Run, is_at_it: bool) -> None:
-        """Go on after the job that the ranks were given last, perhaps by another notebook."""
-        self.last = run
-        self._cells = dict(job.cells)
-        used = [int(file.split()[1].rstrip(">")) for file in self._cells if CELL_FILE.fullmatch(file)]
-        while next(numbers) < max([*used, job.group or 0]):
-            pass
-        if not is_at_it:
-            run.over.wait()
-            self._group = job.group if run.error is None else None
-
     def run(
         self,
         code: str,
@@ -115,11 +105,11 @@ class CellRuns:
             raise ValueError(f"there are ranks 0 to {self._world_size - 1}; cannot run on {list(only or [])}")
         check_seconds("stall_s", stall_s)
         compile_cell(code, title)
-        sent = _pack_variables(send, self._reserve.is_here) if send else None
+        sent = _pack_variables(send) if send else None
         file = f"<ranks {next(numbers)}>"
         self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
         self._put_group_in_place(title)
-        cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
+        cell, before = CellCode(file, code, wants_value, sent), self._reserve.pids
         run = self.last = self._start(asked, pack_call(run_cell, (cell,), {}), title, stall_s)
         try:
             run.is_watched = kernel.is_interactive()
@@ -145,9 +135,9 @@ class CellRuns:
         if self._turns.holder is None and (new := self._reserve.take_replaced()):
             self._group = None
             print(f"{replaced_in_words(new)}: {variables_gone([each.rank for each in new])}", flush=True)
-        if self._group is None or self._reserve.were_used_elsewhere:
+        if self._group is None:
             self._group = next(numbers)
-            self._meet_at(self._reserve.new_rendezvous())
+            self._meet_at(LocalRendezvous())
             everywhere = range(self._world_size)
             try:
                 self._start(everywhere, pack_call(join, (), {}), title, None, self._pg_timeout_s).wait()
@@ -163,14 +153,13 @@ class CellRuns:
         stall_s: float | None,
         pg_timeout_s: float | None = None,
     ) -> Run:
-        engine = self._reserve.cell_engine(only, self._turns.of(title), {"name": title, "stall_s": stall_s})
-        engine.rendezvous = self._rendezvous
+        engine = CellEngine(self._reserve, only, self._turns.of(title), self._rendezvous)
         job = Job(
             function=function,
             world_size=self._world_size,
             backend=self._placement.backend,
             cuda_devices=self._placement.gpus,
-            threads=threads(self._world_size) if self._reserve.is_here else None,
+            threads=threads(self._world_size),
             seed=self._seed,
             port=0,
             start_s=time.time(),
@@ -179,7 +168,7 @@ class CellRuns:
             group=self._group,
             argv=kernel.command_line("ranks"),
             path=tuple(modules.search_path()),
-            is_here=self._reserve.is_here,
+            is_here=True,
             device=self._device,
             spared_gpus=self._placement.spared,
             pg_timeout_s=pg_timeout_s,
@@ -279,10 +268,10 @@ def _left_behind(summary: str) -> str:
     return f". The notebook has it: %%ranks --send {missed[1]}"
 
 
-def _pack_variables(values: Mapping[str, Any], shares: bool) -> Message:
+def _pack_variables(values: Mapping[str, Any]) -> Message:
     """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
     try:
-        return dump(dict(values), shares=shares)
+        return dump(dict(values), shares=True)
     except Exception:
         for name, value in values.items():
             try:

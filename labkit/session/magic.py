@@ -1,8 +1,7 @@
-"""`%%ranks`: run a cell on ranks that stay; `%run_ranks`: a script on new ones. Registered by `%load_ext labkit`."""
+"""`%%ranks`: run a cell on ranks that stay. Registered by `%load_ext labkit`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
@@ -10,15 +9,13 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from labkit.launcher import run_module, run_script
-from labkit.run import Run
 from labkit.session.session import Session, newest
 from labkit.ui import kernel
 
 
 @magics_class
 class RanksMagics(Magics):
-    """The magics `%%ranks`, `%ranks` and `%run_ranks`."""
+    """The magics `%%ranks` and `%ranks`."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -72,18 +69,6 @@ class RanksMagics(Magics):
             return session.values(line)
         except SyntaxError as error:
             raise error.with_traceback(None) from None
-
-    @line_magic("run_ranks")
-    @magic_arguments("%run_ranks")
-    @argument("-n", "--world-size", type=int, metavar="N", help="number of ranks; by default one per GPU, or 2")
-    @argument("-m", "--module", action="store_true", help="run a module, as python -m does")
-    @argument("script", help="the script's file, or the module")
-    @argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    def run_script(self, line: str) -> Run:
-        """Run a script on new ranks, as torchrun does, and return the run: `%run_ranks -n 4 train.py --lr 0.1`."""
-        options = parse_argstring(self.run_script, line)
-        run = run_module if options.module else run_script
-        return run(options.script, *options.arguments, world_size=options.world_size)
 
     def end(self) -> None:
         """End the ranks, if there are any."""
@@ -139,5 +124,5 @@ def unload(shell: Any) -> None:
     """End the ranks that cells have started, and take the magics away."""
     if own := shell.magics_manager.registry[RanksMagics.__name__]._own:
         own.close()
-    for kind, name in (("cell", "ranks"), ("line", "ranks"), ("line", "run_ranks")):
-        shell.magics_manager.magics[kind].pop(name, None)
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind].pop("ranks", None)

@@ -23,7 +23,7 @@ class ReservedRank(NamedTuple):
     state: str
     """As `Run.states` has it; "idle" while no job is on it."""
     where: str
-    """Its process, or its machine."""
+    """Its process."""
     memory_bytes: int = 0
     """That only its process uses; 0 where that is not known."""
     note: str = ""
@@ -37,8 +37,6 @@ class SessionFacts(NamedTuple):
     is_over: bool
     why_over: str
     busy_with: str
-    idle_left_s: float
-    notices: list[str]
     ranks: list[ReservedRank]
 
 
@@ -59,11 +57,3 @@ def lost_in_words(ranks: Sequence[int]) -> str:
 def variables_gone(ranks: Sequence[int]) -> str:
     """Return that ranks which are new have no variables."""
     return "its variables are gone" if len(ranks) == 1 else "their variables are gone"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the largest unit that says enough: "45 s", "12 min", "1.5 h"."""
-    seconds = max(0.0, seconds)
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

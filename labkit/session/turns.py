@@ -1,4 +1,4 @@
-"""Whose turn it is: one run at a time has a session's ranks, and after a while without one they end."""
+"""Whose turn it is: one run at a time has a session's ranks."""
 
 from __future__ import annotations
 
@@ -32,24 +32,14 @@ class Holder(NamedTuple):
 
 
 class Turns:
-    """One run at a time. Every turn is given back, also by a run that could not begin.
+    """One run at a time. Every turn is given back, also by a run that could not begin."""
 
-    `when_idle` is called when nobody has had the ranks for `idle_s`; it must not keep a session alive that nobody else
-    has. None: never.
-    """
-
-    def __init__(self, idle_s: float | None, when_idle: Callable[[], None]) -> None:
-        self._idle_s, self._when_idle = idle_s, when_idle
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._free = threading.Event()
         self._free.set()
-        self._timer: threading.Timer | None = None
-        self._is_over = False
         self.holder: Holder | None = None
         """Who has the ranks, if anybody."""
-        self.idle_since_s = time.monotonic()
-        """When the last turn ended."""
-        self._wait_for_idleness()
 
     def of(self, name: str, when_taken: Callable[[], None] | None = None) -> Turn:
         """Return the turn of a run; `when_taken` is called when it has begun."""
@@ -71,16 +61,12 @@ class Turns:
                 )
             self.holder = Holder(name, engine, time.monotonic())
             self._free.clear()
-            if self._timer is not None:
-                self._timer.cancel()
 
     def _give_back(self, engine: Engine) -> None:
         with self._lock:
             if self.holder is None or self.holder.engine is not engine:
                 return
             self.holder = None
-            self.idle_since_s = time.monotonic()
-            self._wait_for_idleness()
             self._free.set()
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -90,17 +76,3 @@ class Turns:
             if time.monotonic() >= end_s:
                 return False
         return True
-
-    def end(self) -> None:
-        """Wait for idleness no longer."""
-        with self._lock:
-            self._is_over = True
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _wait_for_idleness(self) -> None:
-        if self._idle_s is None or self._is_over:
-            return
-        self._timer = threading.Timer(self._idle_s, self._when_idle)
-        self._timer.daemon = True
-        self._timer.start()

@@ -1,14 +1,13 @@
-"""What a person sees of a session: its ranks, what they do, and how long they stay."""
+"""What a person sees of a session: its ranks, and what they do."""
 
 from __future__ import annotations
 
 import html
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from labkit.session.ranks import SessionFacts, duration
+from labkit.session.ranks import SessionFacts
 from labkit.ui import kernel
 from labkit.ui.tables import ranks_html
 
@@ -34,14 +33,11 @@ def show(facts: Callable[[], SessionFacts], ended: threading.Event, close: Calla
 
 
 def _headline(session: SessionFacts) -> str:
-    """Return what the ranks do and how long they stay."""
+    """Return what the ranks do."""
     ranks = f"{session.world_size} reserved rank{'s' if session.world_size > 1 else ''}"
     if session.is_over:
         return f"{ranks} · gone: {session.why_over}"
-    parts = [ranks, f"busy with {session.busy_with}" if session.busy_with else "idle"]
-    if math.isfinite(left_s := session.idle_left_s):
-        parts.append(f"end in {duration(left_s)} if nothing runs on them")
-    return " · ".join([*parts, *session.notices])
+    return f"{ranks} · {f'busy with {session.busy_with}' if session.busy_with else 'idle'}"
 
 
 def _text(session: SessionFacts) -> str:

@@ -2,11 +2,8 @@
 
 1. Seconds from `labkit.launch(…, on=labkit.Ray(…))` until Ray has placed the ranks, and to the first logged value that
    the notebook sees.
-2. Seconds that the second launch on a session takes, from `launch` to its first value.
-3. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
-4. With `--trials N`: each way to fail of `tests/support/failures.py`, N times on a session's ranks, the failing rank in
-turn;
-   with `--fresh`, on ranks of its own.
+2. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
+3. With `--trials N`: each way to fail of `tests/support/failures.py`, N times, the failing rank in turn.
 
     python -m tests.benchmarks.on_ray --launches 5 --values 400 --trials 20
 """
@@ -16,39 +13,28 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import statistics
 import sys
 import tempfile
 import time
 
 import labkit
-from tests.benchmarks.cluster import delays_s, first_value_s, print_delays, print_launches, tell_the_time
+from tests.benchmarks.cluster import delays_s, first_value_s, print_delays, print_launches
 from tests.benchmarks.failures import chosen, in_a_row, try_once
 from tests.support import ray_nodes
 from tests.support.failures import ROWS
 
 
-def second_launch_s(on: labkit.Ray, launches: int) -> list[float]:
-    """Return seconds from launch to the first value, for each launch on a session but its first."""
-    with labkit.Session(on=on) as session:
-        labkit.launch(tell_the_time, 1, 0, on=session, live=False)
-        return [first_value_s(session)[1] for _ in range(launches)]
-
-
-def try_failures(on: labkit.Ray, trials: int, rows: list[str], fresh: bool) -> None:
+def try_failures(on: labkit.Ray, trials: int, rows: list[str]) -> None:
     """Print a table of how often the rank that failed was named."""
     print("| way to fail | right rank named | median s | greatest s |\n|---|---|---|---|", flush=True)
-    session = None if fresh else labkit.Session(on=on)
     done = []
     for row in rows:
-        these = [try_once(row, 2, rank, session or on) for rank in itertools.islice(itertools.cycle((0, 1)), trials)]
+        these = [try_once(row, 2, rank, on) for rank in itertools.islice(itertools.cycle((0, 1)), trials)]
         for wrong in (one for one in these if not one.right):
             print(f"wrong: {wrong}", file=sys.stderr, flush=True)
         print(in_a_row(row, these), flush=True)
         done += these
     print(in_a_row("**all**", done), flush=True)
-    if session is not None:
-        session.close()
 
 
 def main() -> None:
@@ -58,7 +44,6 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=400, help="that each of two ranks logs")
     parser.add_argument("--trials", type=int, default=0, help="of each way to fail")
     parser.add_argument("--rows", nargs="*", default=[], help="ways to fail; all by default")
-    parser.add_argument("--fresh", action="store_true", help="each failure on ranks of its own")
     options = parser.parse_args()
     rows = chosen(options.rows)
     ROWS["SIGKILL"] = ROWS["SIGKILL"]._replace(cause="")  # of a rank elsewhere nobody has seen the memory
@@ -68,12 +53,10 @@ def main() -> None:
         on = labkit.Ray(nodes.address, 2, placement="STRICT_SPREAD", folder=folder)
         if options.launches:
             print_launches([first_value_s(on) for _ in range(options.launches)], "ranks placed")
-            again = second_launch_s(on, options.launches)
-            print(f"second launch on a session: median {statistics.median(again):.2f} s, worst {max(again):.2f} s")
         if options.values:
             print_delays(delays_s(on, options.values))
         if options.trials:
-            try_failures(on, options.trials, rows, options.fresh)
+            try_failures(on, options.trials, rows)
         print(f"in all {time.monotonic() - began:.0f} s")
     print(f"load after: {os.getloadavg()[0]:.1f}")
 

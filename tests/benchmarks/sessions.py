@@ -2,16 +2,14 @@
 
 Each figure is the time from the call of `labkit.launch` until the last rank has taken its first DDP step: both clocks
 are the machine's. Launches follow each other at once, but for standby ranks, which are given the time to be spawned.
-With `--slurm` the same on a real SLURM of two nodes that the tests start on this machine.
 
-    python -m tests.benchmarks.sessions --launches 50 --slurm
+    python -m tests.benchmarks.sessions --launches 50
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,20 +121,6 @@ def cells_freed(count: int) -> dict[str, list[float]]:
         manager.shutdown_kernel()
 
 
-def on_slurm(count: int) -> dict[str, list[float]]:
-    """Return the first and the next launches of a session on two nodes."""
-    from tests.support import cluster
-
-    with tempfile.TemporaryDirectory() as folder, cluster.running():
-        start_s = time.time()
-        with labkit.Session(on=labkit.Slurm(nodes=2, ranks_per_node=1, folder=folder)) as ranks:
-            run = labkit.launch(first_step, on=ranks, live=False)
-            return {
-                "session on SLURM, made and launched on": [max(run.results) - start_s],
-                "session on SLURM, next launches": launches(count, on=ranks),
-            }
-
-
 def report(title: str, seconds: list[float]) -> None:
     """Print one row."""
     worst, rest = max(seconds), sorted(seconds)
@@ -153,7 +137,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--slurm", action="store_true")
     parser.add_argument("--cells", action="store_true", help="only how long a watched cell takes around a short run")
     options = parser.parse_args()
     if options.cells:
@@ -173,9 +156,6 @@ def main() -> None:
         report("ipyparallel's engines, ready, one group", ipyparallel_cells(options.launches))
     except ImportError:
         print("ipyparallel is not installed: pip install -e .[rivals]")
-    if options.slurm:
-        for title, seconds in on_slurm(min(options.launches, 20)).items():
-            report(title, seconds)
 
 
 if __name__ == "__main__":

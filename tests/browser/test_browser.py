@@ -188,7 +188,7 @@ def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
 SESSION = (
     """
 import os, time, torch, torch.distributed as dist, labkit
-ranks = labkit.Session(2, idle_s=3600)
+ranks = labkit.Session(2)
 ranks
 """,
     """

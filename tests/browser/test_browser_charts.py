@@ -43,7 +43,7 @@ def learn(worker, steps):
     return getattr(model, "module", model).state_dict()
 
 names = ["loss", "accuracy", "gradient_norm", "learning_rate", "loss_of_validation", "time_of_a_step_ms"]
-ranks = labkit.Session(2, idle_s=3600)
+ranks = labkit.Session(2)
 one = six = None
 ranks
 """

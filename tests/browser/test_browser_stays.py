@@ -228,7 +228,7 @@ def bars(batch_size=128):
 explore(bars, batch_size=[64, 128, 256])
 """,
         'guess = course.predict("Which rank is first?", "rank 0", "rank 1")\nguess',
-        "ranks = labkit.Session(2, idle_s=3600)\nranks",
+        "ranks = labkit.Session(2)\nranks",
         'guess.reveal("rank 1")',
         "ranks.close()",
     )

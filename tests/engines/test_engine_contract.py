@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import pickle
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.spawns
 ON_FILES = [
     "agents",
     "torchrun",
-    pytest.param("session on torchrun", marks=pytest.mark.wide),
     pytest.param("slurm", marks=pytest.mark.cluster),
     pytest.param("ray", marks=pytest.mark.wide),
 ]
@@ -41,7 +39,6 @@ ENGINES = {
     "agents": lambda request, folder: Agents(folder=folder).engine("contract", None),
     "local": lambda request, folder: LocalEngine(2),
     "session": lambda request, folder: request.getfixturevalue("reserved").engine("contract", None),
-    "session on torchrun": lambda request, folder: request.getfixturevalue("reserved_there")(folder).engine("it", None),
     "torchrun": lambda request, folder: labkit.Torchrun(folder=folder).engine("contract", None),
     "slurm": lambda request, folder: (
         request.getfixturevalue("slurm") and labkit.Slurm(2, 1, folder=folder).engine("contract", None)
@@ -56,13 +53,6 @@ ENGINES = {
 def reserved():
     with shared_session(2) as ranks:
         yield ranks
-
-
-@pytest.fixture
-def reserved_there(request):
-    """Make a session under torchrun, in a folder."""
-    with contextlib.ExitStack() as sessions:
-        yield lambda folder: sessions.enter_context(labkit.Session(2, on=labkit.Torchrun(folder=folder)))
 
 
 class Started:

@@ -21,8 +21,8 @@ from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.records import CUT, decoded, encoded, plain
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.session.directory import SessionDirectory
 from tests.support.fake_engine import a_job
+from tests.support.session_files import SessionDirectory
 
 MANY = settings(
     deadline=None,

@@ -24,7 +24,6 @@ from labkit.launchers.old_slurm.job import SlurmJob
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.torchrun import TorchrunJob
 from labkit.run import Run
-from labkit.session.cluster_reserve import ClusterReserve
 from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
 from tests.support.fake_engine import A_JOB
@@ -107,16 +106,11 @@ def interrupt_once(there):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("what", ["a run", "a session"])
-def test_a_job_whose_number_was_not_known_yet_when_the_cell_was_interrupted_is_cancelled(fake_slurm, what):
+def test_a_job_whose_number_was_not_known_yet_when_the_cell_was_interrupted_is_cancelled(fake_slurm):
     on = labkit.Slurm(folder=fake_slurm / "runs")
-    starts = {
-        "a run": lambda: labkit.launch(workloads.fit, on=on, wait=False, live=False),
-        "a session": lambda: labkit.Session(on=on),
-    }
     interrupt_once(fake_slurm / "submitted")
     with pytest.raises(KeyboardInterrupt):
-        starts[what]()
+        labkit.launch(workloads.fit, on=on, wait=False, live=False)
     assert (fake_slurm / "cancelled").read_text() == "7\n"
 
 
@@ -158,23 +152,6 @@ def test_an_interrupt_while_the_thread_begins_that_starts_a_job_leaves_none(tmp_
         job.start(lambda about: job.directory.path.mkdir())
     assert job.was_ended == job.is_started
     assert job.is_started <= begins
-
-
-def test_a_sessions_job_ends_if_the_session_is_interrupted_before_it_follows_it(tmp_path, monkeypatch):
-    class On:
-        has_files = True
-
-        def job(self, name, stall_s):
-            return job
-
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    job = Launched(2, RunDirectory(tmp_path / "session"), {})
-    monkeypatch.setattr(ClusterReserve, "begin", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ClusterReserve.start(On(), {"idle_s": None})
-    assert job.was_ended
 
 
 # Nobody who answers

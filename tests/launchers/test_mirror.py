@@ -20,8 +20,8 @@ from labkit.launchers.run_directory import files
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.session.directory import SessionDirectory
 from tests.support.fake_engine import a_job
+from tests.support.session_files import SessionDirectory
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from labkit.launchers.ray.mirror import NotebookSide, RankSide
 from labkit.launchers.run_directory import private
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.session.directory import SessionDirectory
 from labkit.system import host, linux
 from tests.support.fake_engine import a_job
+from tests.support.session_files import SessionDirectory
 
 
 def made_in(folder):

@@ -1,4 +1,4 @@
-"""Runs and sessions on a real Ray cluster, of nodes on this machine that are added, killed and drained meanwhile."""
+"""Runs on a real Ray cluster, of nodes on this machine that are added, killed and drained meanwhile."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ import labkit
 from labkit.launchers.ray import driver
 from labkit.launchers.ray.attempt import Attempt
 from labkit.launchers.ray.orders import Orders
-from tests.conftest import LONG_S, SHARED, end_of, wait_for_step, wait_until
-from tests.support import elsewhere, failures, workloads
-from tests.support.failures import ROWS, trial
-from tests.support.tiers import few
+from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.support import elsewhere, workloads
 
 REPOSITORY = Path(__file__).parents[2]
 ON_RAY = "on 2 nodes of Ray (127.0.0.2, 127.0.0."
@@ -279,57 +277,3 @@ def test_ranks_end_with_their_notebook(ray_cluster, tmp_path):
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=LONG_S, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"runs\n")
     wait_until(lambda: not ray_cluster.processes())
-
-
-# Sessions
-
-
-@pytest.fixture(scope="module")
-def kept(shared_ray, tmp_path_factory):
-    """One session for all tests that leave it working."""
-    shared_ray.have(2)
-    on = labkit.Ray(shared_ray.address, 2, placement="STRICT_SPREAD", folder=tmp_path_factory.mktemp("kept"))
-    with labkit.Session(on=on) as session:
-        SHARED.append(session)
-        yield session
-        SHARED.remove(session)
-    wait_until(lambda: not shared_ray.processes())
-    wait_until(lambda: shared_ray.state()["actors"] == 0)
-    wait_until(lambda: not shared_ray.rank_folders())
-
-
-@pytest.mark.spawns
-def test_launches_follow_each_other_in_the_same_processes(kept):
-    runs = [labkit.launch(workloads.fit, on=kept, live=False) for _ in range(2)]
-    local = labkit.launch(workloads.fit, live=False)
-    for run in runs:
-        assert (run.status, run.states) == ("finished", ["finished"] * 2)
-        assert run.history["loss"].tolist() == local.history["loss"].tolist()
-        assert all(torch.equal(a, b) for a, b in zip(run.results[1], local.results[1], strict=True))
-    assert runs[1].notice.startswith(ON_RAY)
-    pids = [labkit.launch(elsewhere.pid, on=kept, live=False).results for _ in range(2)]
-    assert pids[0] == pids[1] == kept.pids
-    kept.run("x = torch.arange(3.) + rank\ndist.all_reduce(x)")
-    assert kept.values("x.tolist()") == [[1.0, 3.0, 5.0]] * 2
-    error = end_of(labkit.launch(workloads.go_astray, "sleeps", on=kept, stall_s=2, wait=False, live=False))
-    assert error.rank == 1
-    assert "rank 1 is in time.sleep" in str(error)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("row", few(ROWS, lambda row: row in ("raises", "SIGKILL", "other collective")))
-def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, kept):
-    error, *_ = trial(row, 2, 1, kept)
-    if row == "other collective":  # of two ranks neither is wrong, and the first to notice ends the other
-        assert error.diagnosis.headline.startswith("ranks met in ")
-    else:
-        assert error.rank == 1
-        assert re.match(ROWS[row].said.format(rank=1), error.diagnosis.headline)
-    if row != "SIGKILL":  # of a rank elsewhere nobody has seen the memory
-        assert ROWS[row].cause in error.cause
-    of_others = "early" if ROWS[row].others is failures.returns_early else None
-    assert error.run.results[0] == of_others
-    if ROWS[row].fails is not None:
-        common = error.run.history.dropna(subset="total")
-        kept_totals = common[common["rank"] == 0]["total"].tolist()  # its own steps may follow until it is ended
-        assert kept_totals[:5] == [2.0, 4.0, 8.0, 16.0, 32.0] or row == "other collective"

@@ -20,7 +20,6 @@ import labkit
 from labkit.launchers import launcher_job, supervisor
 from labkit.launchers.environments import TorchrunVariables
 from labkit.launchers.rank_entry import SIGCONT_SINCE_S
-from labkit.session import cluster_reserve
 from tests.conftest import LONG_S, wait_until
 from tests.support import fake_system
 
@@ -253,11 +252,10 @@ def test_slurms_signal_which_comes_to_every_process_ends_neither_a_rank_nor_its_
         assert rank.stdout.readline() == f"{-signal.SIGTERM}\n", "terminate() works"
 
 
-@pytest.mark.parametrize("script", [launcher_job.SUPERVISOR, cluster_reserve.SUPERVISOR], ids=["run", "session"])
-def test_a_supervisor_needs_the_standard_library_only(script):
+def test_a_supervisor_needs_the_standard_library_only():
     """So that it is there at once, and does not fail with the rank."""
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(script), "/nowhere"],
+        [sys.executable, "-I", "-S", str(launcher_job.SUPERVISOR), "/nowhere"],
         env={**os.environ, "SLURM_PROCID": "1"},
         capture_output=True,
         text=True,

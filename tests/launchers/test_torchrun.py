@@ -217,50 +217,6 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
     remove_left_behind(Path(tempfile.gettempdir()))  # as the next notebook does
 
 
-# Sessions
-
-
-def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path, capsys):
-    with labkit.Session(on=labkit.Torchrun(folder=tmp_path)) as session:
-        local = labkit.launch(workloads.fit, live=False)
-        runs = [labkit.launch(workloads.fit, on=session, live=False) for _ in range(2)]
-        for run in runs:
-            assert run.history["loss"].tolist() == local.history["loss"].tolist()
-        session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
-        pids = session.pids
-        error = end_of(labkit.launch(workloads.fit, 20, 3, "SIGKILL", on=session, wait=False, live=False))
-        assert error.rank == 1
-        capsys.readouterr()
-        assert session.values("'x' in globals()") == [True, False]
-        assert "rank 1 is new (its process had ended: SIGKILL)" in capsys.readouterr().out
-        assert session.pids[0] == pids[0]
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
-def test_two_agents_share_a_session_and_leave_together(tmp_path):
-    on = labkit.Torchrun(nodes=2, ranks_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
-    with labkit.Session(on=on) as session:
-        wait_until(lambda: session.notices)
-        with agent_elsewhere(session.notices[0]) as agent:
-            places = labkit.launch(workloads.where_am_i, on=session, live=False).results
-            assert [(place["rank"], place["local_rank"], place["sum"]) for place in places] == [(0, 0, 2), (1, 0, 2)]
-            wait_until(lambda: not session.notices)
-            session.run("dist.barrier()")
-            session.close()
-            assert agent.wait(LONG_S) == 0
-
-
-def test_an_agent_that_dies_ends_run_and_session(tmp_path):
-    with labkit.Session(on=labkit.Torchrun(ranks_per_node=1, folder=tmp_path)) as session:
-        run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
-        wait_for_step(run, 1)
-        session._reserve.launched._process.kill()
-        error = end_of(run)
-        assert str(error).startswith("torchrun was ended by SIGKILL")
-        session.ended.wait(LONG_S)
-        assert session.why_over.startswith("torchrun was ended by SIGKILL")
-
-
 # Without processes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 import threading
@@ -177,27 +176,25 @@ def test_nothing_is_left_when_a_session_ends():
             use()
 
 
-def test_ranks_with_nothing_to_do_end_after_a_while_but_not_while_they_work():
-    ranks = labkit.Session(1, idle_s=1)
+def test_an_interrupt_while_a_session_closes_leaves_no_process(monkeypatch):
+    def interrupted(self, grace_s):
+        raise KeyboardInterrupt
+
+    ranks = labkit.Session(1)
     pids = ranks.pids
-    launch(workloads.sleep_and_return, 2, on=ranks)
-    assert not ranks.over, "it was at work for longer"
-    assert ranks.ended.wait(LONG_S)
+    run = launch(workloads.spin, on=ranks, wait=False)
+    wait_for_step(run, 1)
+    monkeypatch.setattr(labkit.Run, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.close()
+    monkeypatch.undo()
     wait_until(lambda: not any(map(lives, pids)))
-    assert ranks.why_over == "nothing had run on them for 1 s (idle_s)"
-    assert "gone: nothing had run on them for 1 s (idle_s)" in repr(ranks)
+    assert run.over.wait(LONG_S)
 
 
-def test_ranks_on_this_machine_stay_as_long_as_the_notebook():
-    with labkit.Session(1) as ranks:
-        launch(pid, on=ranks)
-        assert ranks.idle_left_s == math.inf
-
-
-@pytest.mark.parametrize("idle_s", [0, -1])
-def test_idle_s_is_a_time(idle_s):
-    with pytest.raises(ValueError, match="idle_s is a number of seconds greater than 0, or None; got"):
-        labkit.Session(2, idle_s=idle_s)
+def test_sessions_are_of_this_machine():
+    with pytest.raises(TypeError, match=r"sessions, which are of this machine; labkit.Slurm\(…\) and labkit.Ray\(…\)"):
+        labkit.Session(on=labkit.Slurm(1, 2))
 
 
 def test_a_session_that_nobody_refers_to_ends_its_ranks():

@@ -1,26 +1,20 @@
-"""A session's directory as tests write it, in the place of notebook, supervisors and ranks."""
+"""A directory with jobs in it, each with a directory of its own, as Ray's mirror copies them."""
 
 from __future__ import annotations
 
-import json
-
-from labkit.session.directory import SessionDirectory
-from tests.support.fake_engine import A_JOB
+from labkit.launchers.run_directory.directory import RunDirectory
 
 
-def a_session(path):
-    made = SessionDirectory(path)
-    made.create_for_jobs({"launcher": "test", "session": {"idle_s": None}})
-    return made
+class SessionDirectory(RunDirectory):
+    def __init__(self, path):
+        super().__init__(path)
+        self.jobs = self.path / "jobs"
 
+    def create_for_jobs(self, about):
+        self._make(about, lambda: self.jobs.mkdir(mode=0o700))
 
-def add_job(folder, number, text="", only=(0, 1)):
-    job = folder.of_job(number)
-    job.create(A_JOB, {"name": f"job {number}", "only": list(only), "processes": [0, 0]})
-    (job.path / "what").write_text(text)
-    return job
+    def of_job(self, number):
+        return RunDirectory(self.jobs / str(number))
 
-
-def write(path, *record):
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    def give_job(self, number, ranks):
+        self.ask(f"job:{number}:{','.join(map(str, ranks))}")

@@ -6,8 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from labkit.engines import standby
 from labkit.engines.listener import read
@@ -30,21 +29,13 @@ MEASURE_EVERY_S = 2.0
 """Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
 
 
-class LocalReserve:
+class Reserve:
     """Processes of this machine, one for each rank of a session. One that has ended is replaced by a new one.
 
     Guarantees: a process that has ended is found before the next job, and it alone is replaced; whoever takes the
     processes waits for a replacement that is being started, but not for what it imports. That one job at a time is on
     them is the session's to see to.
     """
-
-    is_here = True
-    handles_idleness = False
-    """The session does."""
-    directory: None = None
-    were_used_elsewhere = False
-    ready_s = float("-inf")
-    """They can be given work at once."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -60,21 +51,6 @@ class LocalReserve:
         self._memory: dict[int, int] = {}
         self._measured_s = float("-inf")
 
-    def when_over(self, call: Callable[[str], None]) -> None:
-        """Do nothing: the ranks end when the session ends them."""
-
-    def engine(self, world_size: int, turn: Turn, about: dict[str, Any]) -> ReservedEngine:
-        """Return what carries one launched function on the first `world_size` ranks."""
-        return ReservedEngine(self, world_size, turn)
-
-    def cell_engine(self, only: Sequence[int], turn: Turn, about: dict[str, Any]) -> CellEngine:
-        """Return what carries one cell."""
-        return CellEngine(self, only, turn)
-
-    def new_rendezvous(self) -> LocalRendezvous:
-        """Return where ranks join a process group that is to stay."""
-        return LocalRendezvous()
-
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
         with self._lock:
@@ -88,11 +64,11 @@ class LocalReserve:
         with self._lock:
             return [rank for rank, process in enumerate(self.processes) if not process.is_alive]
 
-    def has(self, rank: int, incarnation: int) -> bool:
+    def has(self, rank: int, pid: int) -> bool:
         """Whether a rank's process is still this one."""
         with self._lock:
             process = self.processes[rank]
-            return process.pid == incarnation and process.is_alive
+            return process.pid == pid and process.is_alive
 
     def exit_code(self, rank: int) -> int:
         """Return how the process of a rank ended that was the last to end there."""
@@ -135,10 +111,6 @@ class LocalReserve:
             replaced, self.replaced = self.replaced, []
             return replaced
 
-    def let_go(self) -> None:
-        """End the processes, because nobody has the session any more."""
-        self.close()
-
     def close(self) -> None:
         """End the processes; those that have nothing to do may end by themselves."""
         with self._lock:
@@ -157,16 +129,6 @@ class LocalReserve:
         with self._lock:
             return [process.pid for process in self.processes]
 
-    @property
-    def pids_here(self) -> dict[int, int]:
-        """Process ids, by rank, of those that are on this machine: all of them."""
-        return dict(enumerate(self.pids))
-
-    @property
-    def incarnations(self) -> list[int]:
-        """What tells each rank's process from the others that the rank has had."""
-        return self.pids
-
     def ranks(self) -> list[ReservedRank]:
         """Return what is known of each rank."""
         with self._lock:
@@ -184,15 +146,11 @@ class LocalReserve:
                 for rank, process in enumerate(self.processes)
             ]
 
-    def notices(self) -> list[str]:
-        """Return what else there is to say of the ranks."""
-        return []
-
 
 class ReservedEngine(LocalEngine):
     """Carries one launched function on reserved ranks."""
 
-    def __init__(self, reserve: LocalReserve, world_size: int, turn: Turn) -> None:
+    def __init__(self, reserve: Reserve, world_size: int, turn: Turn) -> None:
         super().__init__(world_size)
         self._reserve, self._turn = reserve, turn
         self._awaited: set[int] = set()
@@ -245,10 +203,10 @@ class CellEngine(ReservedEngine):
 
     failure_grace_s = float("inf")  # the session's to decide: who is not stuck keeps its variables
 
-    def __init__(self, reserve: LocalReserve, only: Sequence[int], turn: Turn) -> None:
+    def __init__(self, reserve: Reserve, only: Sequence[int], turn: Turn, rendezvous: LocalRendezvous | None) -> None:
         super().__init__(reserve, reserve.world_size, turn)
         self._only = set(only)
-        self.rendezvous: LocalRendezvous | None = None
+        self._groups_rendezvous = rendezvous
         """Where the group is joined; the session's own."""
 
     def start(self, job: Job) -> None:
@@ -259,8 +217,8 @@ class CellEngine(ReservedEngine):
         super().start(job)
 
     def _new_rendezvous(self) -> LocalRendezvous:
-        assert self.rendezvous is not None
-        return self.rendezvous
+        assert self._groups_rendezvous is not None
+        return self._groups_rendezvous
 
     def _close_rendezvous(self) -> None:
         """Leave it to the session."""
