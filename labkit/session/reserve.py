@@ -40,8 +40,7 @@ class Reserve:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._lock = threading.RLock()
-        self.processes: list[RankProcess] = standby.take(world_size)
-        standby.done(0)
+        self.processes = _new_processes(world_size)
         self.replaced: list[Replaced] = []
         """Ranks that are new, and that nobody has been told of."""
         self._notes: dict[int, str] = {}
@@ -54,10 +53,23 @@ class Reserve:
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
         with self._lock:
-            if self._is_closed:
-                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{help_hint('session')}")
+            self._check_open()
             self.replace()
             return self.processes[:count]
+
+    def restart(self) -> None:
+        """Start a new process for every rank, and end those of before."""
+        with self._lock:
+            self._check_open()
+            before, self.processes = self.processes, _new_processes(self.world_size)
+            self.replaced.clear()
+            self._ended_with_a_run.clear()
+            self._notes = dict.fromkeys(range(self.world_size), f"new since {time.strftime('%H:%M:%S')}")
+        _end(before)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{help_hint('session')}")
 
     def dead(self) -> list[int]:
         """Return the ranks whose processes have ended."""
@@ -116,12 +128,7 @@ class Reserve:
         with self._lock:
             self._is_closed = True
             processes, self.processes = self.processes, []
-        for process in processes:
-            process.send("leave")  # once it has done what it has been given
-        deadline = time.monotonic() + LEAVE_S
-        for process in processes:
-            process.process.join(max(0.0, deadline - time.monotonic()))
-            process.close()
+        _end(processes)
 
     @property
     def pids(self) -> list[int]:
@@ -222,6 +229,25 @@ class CellEngine(ReservedEngine):
 
     def _close_rendezvous(self) -> None:
         """Leave it to the session."""
+
+
+def _new_processes(count: int) -> list[RankProcess]:
+    new = standby.take(count)
+    standby.done(0)
+    return new
+
+
+def _end(processes: Sequence[RankProcess]) -> None:
+    """End processes; those that have nothing to do may end by themselves."""
+    try:
+        for process in processes:
+            process.send("leave")  # once it has done what it has been given
+        deadline = time.monotonic() + LEAVE_S
+        for process in processes:
+            process.process.join(max(0.0, deadline - time.monotonic()))
+    finally:  # an interrupt, too, leaves no process
+        for process in processes:
+            process.close()
 
 
 def _forget_output(process: RankProcess) -> None:

@@ -43,7 +43,7 @@ class Session(Target):
     modules are then to be made anew.
 
     A rank that raises keeps its process. One that dies, or that has to be ended with its run, is replaced; the next
-    launch waits for the new process only, and says so.
+    launch waits for the new process only, and says so. `restart()` gives all ranks new processes.
 
     The ranks are processes of this machine. They end with `close()`, at the end of a `with` block, with the notebook,
     and when the cell that made them is run again.
@@ -96,11 +96,15 @@ class Session(Target):
         self._made_in = kernel.this_execution() if is_of_a_cell else None
         self._number, self._why, self._closing = next(numbers), "", threading.Lock()
         _close_what_this_cell_made_before(self._made_in)
-        self._reserve = Reserve(world_size)
-        self._finalizer = weakref.finalize(self, self._reserve.close)
-        self._turns = Turns()
-        self._cells = CellRuns(self._reserve, self._turns, placement, seed, device, pg_timeout_s)
-        _open.add(self)
+        self._reserve = reserve = Reserve(world_size)
+        try:
+            self._turns = Turns()
+            self._cells = CellRuns(reserve, self._turns, placement, seed, device, pg_timeout_s)
+            self._finalizer = weakref.finalize(self, reserve.close)
+            _open.add(self)
+        except BaseException:  # interrupted: nobody would end the ranks
+            reserve.close()
+            raise
 
     # Launching functions
 
@@ -213,6 +217,19 @@ class Session(Target):
                 f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{help_hint('session')}"
             )
         return self
+
+    def restart(self) -> None:
+        """Give every rank a new process: what was left in modules is as imported anew, and variables are gone.
+
+        Raises RuntimeError if a run holds the ranks, or if they are gone.
+        """
+        self._check_open()
+        turn, nothing = self._turns.of("session.restart()", when_taken=self._cells.leave_group), Engine()
+        turn.take(nothing)
+        try:
+            self._reserve.restart()
+        finally:
+            turn.give_back(nothing)
 
     def close(self) -> None:
         """Stop what runs on the ranks, end them, and wait until they are gone. Closing twice does nothing."""

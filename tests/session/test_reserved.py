@@ -158,6 +158,36 @@ def test_a_rank_that_could_not_make_a_group_meets_the_others_in_the_next(ranks):
     assert ranks.pids == pids
 
 
+def count_in_a_module(worker):
+    import json
+
+    json.counted = getattr(json, "counted", 0) + 1
+    return json.counted
+
+
+def test_after_a_restart_ranks_have_new_processes_new_modules_and_no_variables(capsys):
+    with labkit.Session(2) as ranks:
+        before = ranks.pids
+        ranks.run("x = torch.ones(1)")
+        assert [launch(count_in_a_module, on=ranks).results for _ in range(2)] == [[1, 1], [2, 2]]
+        run = launch(workloads.spin, on=ranks, wait=False)
+        with pytest.raises(RuntimeError, match="run 'spin' holds these ranks"):
+            ranks.restart()
+        assert ranks.pids == before
+        run.stop()
+        ranks.restart()
+        assert not any(map(lives, before))
+        assert not set(ranks.pids) & set(before)
+        capsys.readouterr()
+        assert ranks.values("'x' in globals()") == [False, False]
+        assert capsys.readouterr().out == "", "nothing is said of what was asked for"
+        assert launch(count_in_a_module, on=ranks).results == [1, 1]
+        ranks.run("x = torch.ones(1)\ndist.all_reduce(x)")
+        assert ranks.values("x.item()") == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match="these ranks are gone"):
+        ranks.restart()
+
+
 # The end of the ranks
 
 
