@@ -91,8 +91,8 @@ def events_of(profiler: Any, zero_ns: int) -> list[Event]:
     found = []
     for e in getattr(profiler, "profiler", profiler).kineto_results.events():
         name, start_ns = e.name(), e.start_ns() - zero_ns
-        put_in = zip(e.shapes(), e.dtypes(), strict=False) if COLLECTIVE.match(name) else ()
-        put_in = [(tuple(shape), ITEM_BYTES.get(kind, 1)) for shape, kind in put_in if shape]
+        tensors = zip(e.shapes(), e.dtypes(), strict=False) if COLLECTIVE.match(name) else ()
+        put_in = [(tuple(shape), ITEM_BYTES.get(kind, 1)) for shape, kind in tensors if shape]
         times_s = start_ns / 1e9, (start_ns + e.duration_ns()) / 1e9
         shapes, size = tuple(s for s, _ in put_in), sum(math.prod(s) * item for s, item in put_in)
         on_device = e.device_type() != DeviceType.CPU
@@ -137,7 +137,8 @@ def calls_of(events: Sequence[Event], recorded: Sequence[Mapping[str, Any]], zer
     for entry in recorded:
         count = sum(math.prod(shape) for shape in entry["input_sizes"])
         entries.setdefault((entry["profiling_name"], count), []).append(entry)
-    found, of_nccl = [], []
+    found: list[Call] = []
+    of_nccl: list[Call] = []
     for event in hosts:
         known = entries.get((event.name, sum(math.prod(shape) for shape in event.shapes)))
         entry = known.pop(0) if known else {}

@@ -61,6 +61,10 @@ class StepRecord(NamedTuple):
     """Seconds of other steps, in which nobody looked …"""
     load: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
     """… and meanwhile: steps, seconds on the clock, seconds that the machine computed, and that this rank did."""
+    computed_s: float = float("nan")
+    """Seconds of its processor's time that the rank's process took in one of these: other programs do not add to it."""
+    threads: int = 0
+    """With how many the rank computed."""
     flops: float = float("nan")
     """Of one step."""
     held: Mapping[str, int] = {}
@@ -71,10 +75,6 @@ class StepRecord(NamedTuple):
     """What Kineto wrote, compressed."""
     unknown: str = ""
     """Why there is less than there should be."""
-
-    def computed_s(self) -> float:
-        """Return the seconds that this rank computed in a step: other programs do not add to that."""
-        return self.load[3] / self.load[0] if self.load[0] else float("nan")
 
     def sent(self) -> float:
         """Return the bytes that the rank sends in a step, as textbooks have each call; NaN without steps."""
@@ -96,6 +96,11 @@ class StepRecord(NamedTuple):
             busy=spans(self.busy),
             calls=tuple(c._replace(start_s=c.start_s + by_s, end_s=c.end_s + by_s) for c in self.calls),
         )
+
+    def followed_by(self, late: StepRecord) -> StepRecord:
+        """Return the same with what came when the function was over: the timed steps."""
+        fields = {name: getattr(late, name) for name in ("timed_s", "load", "computed_s", "unknown")}
+        return self._replace(**fields)
 
     def pack(self) -> bytes:
         """Return it as it travels."""

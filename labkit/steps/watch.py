@@ -82,7 +82,7 @@ class StepWatch:
         self, rank: int, world_size: int, device: torch.device, plan: Plan, send: Callable[[str, StepRecord], None]
     ) -> None:
         self._plan, self._device, self._send = plan, device, send
-        self._record = StepRecord(rank, world_size, device.type)
+        self._record = StepRecord(rank, world_size, device.type, threads=torch.get_num_threads())
         self._zero_ns, self._profiled_ns = time.time_ns(), 0
         self._began_s = 0.0
         self._steps: list[tuple[float, float]] = []
@@ -92,6 +92,7 @@ class StepWatch:
         self._profiler: Any = None
         self._counted: tuple[Any, Any] | None = None
         self._looks: list[tuple[int, float, float, float]] = []
+        self._computed: list[float] = []
         self._is_sent = self._is_broken = False
         self._phases = Phases(self._now, self._mark, lambda: self.step_ended(True))
         self._has_optimizer = False
@@ -172,6 +173,8 @@ class StepWatch:
             self._phases.let_go()
         elif count == first_timed or (self._looks and self._now() - self._looks[-1][1] > EVERY_S):
             self._looks.append((count, self._now(), *used()))
+        if count >= first_timed:
+            self._computed = [*self._computed[:1], time.process_time()]
         if count != WARM:  # what the counted step is to know of
             self._phases.models.clear()
         self._began_s = self._now()
@@ -239,8 +242,9 @@ class StepWatch:
                 [now - then for then, now in zip(self._looks[0], self._looks[-1], strict=True)] if self._looks else []
             )
             timed_s = tuple(end_s - start_s for start_s, end_s in self._steps[plan.first_timed :])
-            record = self._record._replace(timed_s=timed_s, load=tuple(looks) or StepRecord(0, 1).load)  # type: ignore[arg-type]
-            self._send(TIMED, StepRecord(record.rank, 1, timed_s=timed_s, load=record.load, unknown=record.unknown))
+            computed_s = (self._computed[-1] - self._computed[0]) / len(timed_s) if timed_s else float("nan")
+            late = StepRecord(self._record.rank, self._record.world_size, timed_s=timed_s, computed_s=computed_s)
+            self._send(TIMED, late._replace(load=tuple(looks) or late.load, unknown=self._record.unknown))  # type: ignore[arg-type]
 
     def _read(self) -> None:
         """Put into the record what the profiler has seen."""

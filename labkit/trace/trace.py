@@ -65,8 +65,7 @@ def records_of(run: RunRecord) -> list[StepRecord]:
         if watch.KIND in attached:
             record = StepRecord.unpack(attached[watch.KIND])
             if watch.TIMED in attached:
-                late = StepRecord.unpack(attached[watch.TIMED])
-                record = record._replace(timed_s=late.timed_s, load=late.load, unknown=late.unknown)
+                record = record.followed_by(StepRecord.unpack(attached[watch.TIMED]))
             found.append(record)
     return found
 

@@ -53,8 +53,7 @@ def recorded(function, *args, plan=Plan(3, timed=0), **kwargs):  # noqa: B008 - 
             returned = error
     record = worker.sent[KIND]
     if TIMED in worker.sent:
-        late = worker.sent[TIMED]
-        record = record._replace(timed_s=late.timed_s, load=late.load, unknown=late.unknown)
+        record = record.followed_by(worker.sent[TIMED])
     assert nothing_stays_on()
     return returned, record, len(worker.logged)
 
@@ -152,6 +151,8 @@ def test_watching_changes_no_number_and_times_the_other_steps():
     assert all(torch.equal(plain[name], returned[name]) for name in plain)
     assert (len(found.steps), len(found.timed_s), logged) == (2, 7, 14)
     assert found.sent() == 0
+    assert found.computed_s > 0
+    assert found.threads == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("at", range(6))
