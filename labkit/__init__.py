@@ -31,8 +31,7 @@ A room imports those below it in this list, and never one above:
                  fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace
     failures     why a run failed or hangs, and how to say so: `ledger`, `first_to_fail`, `missed`, `stacks`;
                  `pages` say what messages mean and what to do, one for each kind: `help("labkit.failures.pages.hang")`
-    engines      where ranks come from: `local`, by `spawn` or from `standby`; `in_process`, one rank in the notebook's
-                 own process; `arguments` are checked before that
+    engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that
     steps        one instrument that watches the steps of a training function on its rank
     rank         what a rank's process does: `main` does jobs, `worker` what your function gets, `hooks` what
                  takes part in every job
@@ -65,7 +64,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.comparison.comparison import Comparison as Comparison
     from labkit.comparison.launching import compare as compare
     from labkit.engines import standby as standby
-    from labkit.engines.in_process import Here as Here
     from labkit.launcher import launch as launch
     from labkit.launcher import run_module as run_module
     from labkit.launcher import run_script as run_script
@@ -92,7 +90,6 @@ __version__ = VERSION
 _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparison.comparison",
-    "Here": "engines.in_process",
     "Ray": "launchers.ray.target",
     "Run": "run",
     "RunInterrupted": "run",

@@ -72,7 +72,7 @@ def launch(
         live: whether to show the live view; by default where a person is watching a notebook.
         on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Ray(…)`, `labkit.Torchrun(…)`,
             which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
-            `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
+            `world_size` takes the first.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
         trace: how many steps, after the first four, to record what every rank does when: `run.trace`.
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
@@ -206,7 +206,6 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     try:
         run.is_watched = kernel.is_interactive()
         watcher = present.watch(run, live, wait)
-        run.engine.work(run.interrupt)
         if wait:
             run.wait()
     except RunInterrupted:

@@ -131,8 +131,7 @@ class Run(RunRecord):
                     + help_hint("still_going")
                 )
         if self.error is not None:
-            # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
-            raise self.error.with_traceback(self.engine.trace)
+            raise self.error.with_traceback(None)  # without that of an earlier `wait`
         if interrupts:
             raise RunInterrupted(self)
         return self

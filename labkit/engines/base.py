@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,23 +47,14 @@ class Engine:
     itself, or starts all again. Reports of victims make the diagnosis clearer."""
     stacks_s: float
     """How long ranks may take to report where they are, in s: longer over a network's file system."""
-    shows_output = False
-    """Whether what ranks print appears under the cell by itself."""
-    runs_in_this_process = False
-    """Whether `work` does the job."""
     sends_words = False
     """Whether `say` sends a rank a word at once; other ranks are reached through files."""
-    trace: TracebackType | None = None
-    """Of the reader's own error, if it was raised in this process."""
     folder: Path | None = None
     """Where ranks and notebook speak through files, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""
         raise NotImplementedError
-
-    def work(self, interrupted: Callable[[], object]) -> None:
-        """Do the job in the thread that calls, where that is how the engine runs it; see `in_process`."""
 
     def poll(self, timeout_s: float) -> list[events.Event]:
         """Return events that have arrived; every rank's last is its `Exit`."""

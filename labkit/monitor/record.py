@@ -158,8 +158,6 @@ class RunRecord:
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
-        if self.engine.shows_output:  # under the cell already
-            return [[] for _ in self._state.ranks]
         with self.lock:
             return [rank.output.take_new() for rank in self._state.ranks]
 

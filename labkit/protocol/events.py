@@ -120,7 +120,7 @@ class Attached(NamedTuple):
 
     rank: int
     kind: str
-    """What it is: "trace", "collectives", "variables", "waits"."""
+    """What it is: "trace", "collectives", "variables"."""
     blob: bytes
 
 

@@ -40,7 +40,9 @@ def current() -> Worker:
     """Return the worker of the rank that this process is, from anywhere in a launched function or script.
 
     In a process that labkit has not launched, one whose `rank`, `local_rank` and `world_size` are those of the
-    environment, as torchrun sets them (0, 0 and 1 by default), and whose `log` and `expect` do nothing.
+    environment, as torchrun sets them (0, 0 and 1 by default), and whose `log` and `expect` do nothing. So
+    `train(labkit.current())` in a cell calls a training function in the notebook's own process, where `%debug` works;
+    there is no process group.
     """
     return _now if _now is not None else _outside()
 

@@ -180,16 +180,11 @@ def run_job(part: RankTask, left_bytes: int = 0) -> int:
     return code
 
 
-def call_and_send_result(
-    job: Job, info: RankInfo, channel: Channel, log: LogBatcher, settled: devices.Settled, is_here: bool = False
-) -> None:
-    """Call the job's function and send what it returns, or that it was stopped. Raises what the function raises.
-
-    `is_here` is whether this process is the notebook's own.
-    """
+def call_and_send_result(job: Job, info: RankInfo, channel: Channel, log: LogBatcher, settled: devices.Settled) -> None:
+    """Call the job's function and send what it returns, or that it was stopped. Raises what the function raises."""
     channel.during = "receiving the function"
     try:
-        with notebook_main.of(job, is_here):
+        with notebook_main.of(job):
             with hooked(job, channel), devices.refusing_over_gloo(settled, info.rank):
                 function, args, kwargs = notebook_main.unpack(job.function, settled.device)
                 channel.send(events.Started(info.rank, settled.where, settled.note))
@@ -202,7 +197,7 @@ def call_and_send_result(
                     end_if_forked(channel)
             log.close()
             channel.during = "sending the result"
-            packed = pack_result(result, copies=is_here, is_known=notebook_main.is_known)
+            packed = pack_result(result, copies=False, is_known=notebook_main.is_known)
             channel.send(events.Result(info.rank, packed))
     except Stopped:
         log.close()

@@ -310,7 +310,6 @@ ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError"}
 """Kinds of errors that refuse a run, or end one. A TypeError or ValueError of `launch` names its page in `naming`."""
 
 SAY_IT_ALL = {
-    "engines/in_process.py": "one line each",
     "rank/device.py": "a GPU that has gone since: the message has every step",
     "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",

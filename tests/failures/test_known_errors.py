@@ -462,7 +462,7 @@ def too_many_open_files(worker):
             file.close()
 
 
-IN_PROCESS = [
+ON_ONE_RANK = [
     (unused_parameters, "unused_parameters"),
     (changed_graph, "unused_parameters"),
     (marked_ready_twice, "marked_ready_twice"),
@@ -477,8 +477,11 @@ IN_PROCESS = [
 ]
 
 
+SESSION_RANKS = 1
+
+
 def keeps_nothing(worker, fails):
-    """Fail without the frames, which would keep a model alive, and with it a port of gloo's in this process."""
+    """Fail without the frames, which would keep a model alive, and with it a port of gloo's."""
     caught = None
     try:
         fails(worker)
@@ -488,15 +491,17 @@ def keeps_nothing(worker, fails):
     raise caught
 
 
-@pytest.mark.parametrize(("fails", "page"), IN_PROCESS)
-def test_a_real_error_has_its_page(fails, page):
+@pytest.mark.spawns
+@pytest.mark.parametrize(("fails", "page"), ON_ONE_RANK)
+def test_a_real_error_has_its_page(fails, page, ranks):
     with pytest.raises(labkit.WorkerFailed) as error:
-        labkit.launch(keeps_nothing, fails, on=labkit.Here(), live=False)
+        labkit.launch(keeps_nothing, fails, on=ranks, live=False)
     assert error.value.diagnosis.page == page, error.value.cause
     assert str(error.value).splitlines()[-3] == f'What to do: help("labkit.failures.pages.{page}")'
 
 
-def test_a_real_error_that_was_handled_and_printed_has_no_page():
+@pytest.mark.spawns
+def test_a_real_error_that_was_handled_and_printed_has_no_page(ranks):
     def goes_on(worker):
         try:
             address_in_use(worker)
@@ -505,7 +510,7 @@ def test_a_real_error_that_was_handled_and_printed_has_no_page():
         raise ValueError("bad batch")
 
     with pytest.raises(labkit.WorkerFailed) as error:
-        labkit.launch(goes_on, on=labkit.Here(), live=False)
+        labkit.launch(goes_on, on=ranks, live=False)
     assert error.value.diagnosis.page == "rank_failed"
 
 

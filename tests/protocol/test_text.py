@@ -1,4 +1,4 @@
-r"""Half a surrogate pair in the reader's text ("\ud800") hides nothing: it is shown escaped. Starts no process."""
+r"""Half a surrogate pair in the reader's text ("\ud800") hides nothing: it is shown escaped."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ def sendable(*shown):
 
 @pytest.fixture(scope="module")
 def failed():
-    options = {"name": f"run {HALF}", "live": False, "on": labkit.Here()}
+    options = {"name": f"run {HALF}", "live": False, "world_size": 1}
     with pytest.raises(labkit.WorkerFailed) as caught:
         labkit.launch(fails_with_odd_text, **options)
     return caught.value
 
 
+@pytest.mark.spawns
 def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     error = failed
     run = error.run
@@ -91,6 +92,7 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     assert rf"no file caf\udce9 for {SHOWN}" in error.cause
 
 
+@pytest.mark.spawns
 def test_a_table_gets_names_that_it_can_write(failed):
     assert failed.run.history[f"loss {SHOWN}"].tolist() == [1.0]
 
@@ -164,6 +166,7 @@ def test_lines_that_cannot_be_written_still_end_with_the_error(capsys, monkeypat
     assert "rank 1 failed: ValueError: bad batch" in capsys.readouterr().out
 
 
+@pytest.mark.spawns
 def test_a_record_of_a_failure_is_plain_text_already(failed):
     error = failed
     (failure,) = error.run.failures

@@ -141,12 +141,3 @@ def test_they_end_with_a_rank_that_is_killed(cell, method):
         labkit.launch(cell.die, method, world_size=1, live=False)
     (row,) = failure.value.run.history.to_dict("records")
     wait_until(lambda: not any(lives(int(row[name])) for name in ("pid_0", "pid_1")))
-
-
-@pytest.mark.spawns
-def test_in_the_notebooks_own_process_they_load_it_too_and_afterwards_all_is_as_before(cell):
-    run = labkit.launch(cell.load, "spawn", on=labkit.Here(), live=False)
-    images, are_the_same, _ = run.results[0]
-    assert images[0] == [[0.0, 0.0], [1.0, 1.0]]
-    assert are_the_same
-    assert not hasattr(ForkingPickler, "reducer_override")

@@ -66,36 +66,29 @@ def folder(tmp_path, monkeypatch):
     return project
 
 
-@pytest.fixture
-def here(folder, monkeypatch):
-    """As if the tests' process were a notebook's, for one rank without a process of its own."""
-    path, main = list(sys.path), sys.modules["__main__"]
-    yield labkit.Here()
-    assert sys.path == path
-    assert sys.modules["__main__"] is main
-    assert "helper" not in sys.modules
-
-
-def test_a_script_on_one_rank_here_finds_its_command_line_folder_and_main(folder, here):
-    run = labkit.run_script("project/train.py", "--lr", 0.25, on=here)
+@pytest.mark.spawns
+def test_a_script_on_one_rank_finds_its_command_line_folder_and_main(folder):
+    run = labkit.run_script("project/train.py", "--lr", 0.25, world_size=1)
     assert (folder.parent / "told-0.json").exists()
     assert run.name == "train.py"
     assert list(run.history["loss"]) == [0.25, 0.5, 0.75]
 
 
-def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder, here):
+@pytest.mark.spawns
+def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder):
     (folder / "says.py").write_text("import helper\nprint('helper', helper.NAME)\n")
     said = []
     for name in ("first", "other one"):
         (folder / "helper.py").write_text(f"NAME = {name!r}\n")
-        said.append(labkit.run_script(folder / "says.py", on=here).output[0])
+        said.append(labkit.run_script(folder / "says.py", world_size=1).output[0])
     assert said == ["helper first\n", "helper other one\n"]
 
 
-def test_a_module_runs_as_python_m_runs_it(folder, here):
-    run = labkit.run_module("project.relative", on=here)
+@pytest.mark.spawns
+def test_a_module_runs_as_python_m_runs_it(folder):
+    run = labkit.run_module("project.relative", world_size=1)
     assert list(run.history["letters"]) == [5]
-    run = labkit.run_module("project", "--epochs", 3, on=here)
+    run = labkit.run_module("project", "--epochs", 3, world_size=1)
     assert run.output[0] == "project first ['--epochs', '3']\n"
 
 
@@ -112,26 +105,28 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(folder, start, say
         start()
 
 
-def test_a_script_that_fails_is_reported_by_its_own_line(folder, here):
+@pytest.mark.spawns
+def test_a_script_that_fails_is_reported_by_its_own_line(folder):
     (folder / "fails.py").write_text("def inner():\n    raise ValueError('no data')\n\ninner()\n")
     with pytest.raises(labkit.WorkerFailed) as failed:
-        labkit.run_script("project/fails.py", on=here)
+        labkit.run_script("project/fails.py", world_size=1)
     said = str(failed.value)
     assert "no data" in said
     assert "fails.py" in said
     assert "scripts.py" not in said
 
 
-def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_finished(folder, here):
+@pytest.mark.spawns
+def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_finished(folder):
     (folder / "exits.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
-    assert labkit.run_script("project/exits.py", 0, on=here).error is None
+    assert labkit.run_script("project/exits.py", 0, world_size=1).error is None
     with pytest.raises(labkit.WorkerFailed, match="3"):
-        labkit.run_script("project/exits.py", 3, on=here)
+        labkit.run_script("project/exits.py", 3, world_size=1)
 
 
-def test_a_package_without_a_main_is_named(folder, here):
+def test_a_package_without_a_main_is_named(folder):
     with pytest.raises(labkit.WorkerFailed, match="nor a package with a __main__"):
-        labkit.run_module("json", on=here)
+        labkit.run_module("json", world_size=1)
 
 
 @pytest.mark.spawns
@@ -186,7 +181,7 @@ def test_a_function_gets_the_worker_if_it_has_a_place_for_it(function, args, kwa
 
 
 def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
-    run = labkit.launch(_no_worker, lr=0.5, on=here)
+    run = labkit.launch(_no_worker, lr=0.5, world_size=1)
     assert run.results == [1]
     assert list(run.history["lr"]) == [0.5]
 
@@ -213,7 +208,7 @@ def _limit_s():
     ],
 )
 def test_a_collective_may_take_as_long_as_the_launch_says_or_the_script(here, options, limits_s):
-    assert labkit.launch(_limits, **options, on=here).results == [limits_s]
+    assert labkit.launch(_limits, **options, world_size=1).results == [limits_s]
 
 
 def _own_words(worker, wait, stall_s, live="no"):
@@ -222,6 +217,6 @@ def _own_words(worker, wait, stall_s, live="no"):
 
 def test_a_function_whose_parameters_are_called_as_launchs_gets_them_by_kwargs(here):
     with pytest.raises(ValueError, match=r"parameter called 'stall_s', but launch\(\) keeps .*kwargs=\{'stall_s'"):
-        labkit.launch(_own_words, 1, stall_s=3, on=here)
-    run = labkit.launch(_own_words, args=(5,), kwargs={"stall_s": 6, "live": 7}, on=here)
+        labkit.launch(_own_words, 1, stall_s=3, world_size=1)
+    run = labkit.launch(_own_words, args=(5,), kwargs={"stall_s": 6, "live": 7}, world_size=1)
     assert run.results == [(5, 6, 7)]

@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+import torch
 from jupyter_client import KernelManager
 
 from tests.conftest import LONG_S, command_of, lives
@@ -285,8 +286,29 @@ def test_a_module_that_was_edited_before_its_first_launch_is_named(fresh_noteboo
     (tmp_path / "of_the_reader.py").write_text("X = 1\n")
     fresh_notebook.run("import of_the_reader")
     (tmp_path / "of_the_reader.py").write_text("X = 22\n")
-    cell = fresh_notebook.run("run = labkit.launch(lambda worker: None, on=labkit.Here(), live=False)")
+    cell = fresh_notebook.run("run = labkit.launch(lambda worker: of_the_reader.X, world_size=1, live=False)")
     assert "of_the_reader.py has changed since this notebook imported it" in cell.stderr
+
+
+def test_a_training_function_is_called_in_the_kernel_itself_with_the_current_worker(notebook):
+    cell = notebook.run("""
+        import torch, labkit
+        def train(worker, steps):
+            worker.expect(steps)
+            model = torch.nn.Linear(2, 1).to(worker.device)
+            for step in range(steps):
+                loss = model(torch.ones(4, 2, device=worker.device)).pow(2).mean()
+                loss.backward()
+                worker.log(loss=loss.item(), samples=4)
+                labkit.log(step=step, loss=loss.item())
+            return worker.rank, worker.local_rank, worker.world_size, worker.device.type, worker.stopping
+        print(train(labkit.current(), 3))
+    """)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert cell.stdout == f"(0, 0, 1, {device!r}, False)\n"
+    assert cell.stderr == ""
+    cell = notebook.run("train(labkit.current(), 'three')", fails=True)
+    assert cell.error["ename"] == "TypeError", "the function's own error, for %debug"
 
 
 def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook):

@@ -26,6 +26,6 @@ has gone, and that is not their fault.
   has your frames, with what the variables were.
 * Only one rank fails? Ask what is different there: its share of the data (the last batch is
   smaller), its rank in an `if`. Then run that rank's work alone:
-  `labkit.launch(train, on=labkit.Here())` raises in the notebook's own process, where `%debug`
-  works. Or put `breakpoint()` above the line.
+  `train(labkit.current())` in a cell raises in the notebook's own process, where `%debug` works.
+  Or put `breakpoint()` above the line.
 """
