@@ -88,7 +88,6 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     assert rf"no file caf\udce9 for {SHOWN}" in report
     assert f"run {SHOWN}: failed" in report
     assert f"printed {SHOWN}" in report
-    assert "<code>state</code>" in report
     assert rf"no file caf\udce9 for {SHOWN}" in error.cause
 
 

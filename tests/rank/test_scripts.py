@@ -124,6 +124,7 @@ def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_fi
         labkit.run_script("project/exits.py", 3, world_size=1)
 
 
+@pytest.mark.spawns
 def test_a_package_without_a_main_is_named(folder):
     with pytest.raises(labkit.WorkerFailed, match="nor a package with a __main__"):
         labkit.run_module("json", world_size=1)
@@ -180,7 +181,8 @@ def test_a_function_gets_the_worker_if_it_has_a_place_for_it(function, args, kwa
     assert takes_worker(function, args, kwargs) is takes
 
 
-def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
+@pytest.mark.spawns
+def test_a_function_without_the_worker_logs_and_knows_its_rank():
     run = labkit.launch(_no_worker, lr=0.5, world_size=1)
     assert run.results == [1]
     assert list(run.history["lr"]) == [0.5]
@@ -198,6 +200,7 @@ def _limit_s():
     return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize(
     ("options", "limits_s"),
     [
@@ -207,7 +210,7 @@ def _limit_s():
         ({"pg_timeout_s": 70.5, "timeout": timedelta(seconds=50)}, (70.5, 50)),
     ],
 )
-def test_a_collective_may_take_as_long_as_the_launch_says_or_the_script(here, options, limits_s):
+def test_a_collective_may_take_as_long_as_the_launch_says_or_the_script(options, limits_s):
     assert labkit.launch(_limits, **options, world_size=1).results == [limits_s]
 
 
@@ -215,7 +218,8 @@ def _own_words(worker, wait, stall_s, live="no"):
     return wait, stall_s, live
 
 
-def test_a_function_whose_parameters_are_called_as_launchs_gets_them_by_kwargs(here):
+@pytest.mark.spawns
+def test_a_function_whose_parameters_are_called_as_launchs_gets_them_by_kwargs():
     with pytest.raises(ValueError, match=r"parameter called 'stall_s', but launch\(\) keeps .*kwargs=\{'stall_s'"):
         labkit.launch(_own_words, 1, stall_s=3, world_size=1)
     run = labkit.launch(_own_words, args=(5,), kwargs={"stall_s": 6, "live": 7}, world_size=1)

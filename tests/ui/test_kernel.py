@@ -281,15 +281,6 @@ def test_what_earlier_cells_define_travels_and_an_edited_cell_is_what_goes_next(
 # Failing
 
 
-@pytest.mark.cold
-def test_a_module_that_was_edited_before_its_first_launch_is_named(fresh_notebook, tmp_path):
-    (tmp_path / "of_the_reader.py").write_text("X = 1\n")
-    fresh_notebook.run("import of_the_reader")
-    (tmp_path / "of_the_reader.py").write_text("X = 22\n")
-    cell = fresh_notebook.run("run = labkit.launch(lambda worker: of_the_reader.X, world_size=1, live=False)")
-    assert "of_the_reader.py has changed since this notebook imported it" in cell.stderr
-
-
 def test_a_training_function_is_called_in_the_kernel_itself_with_the_current_worker(notebook):
     cell = notebook.run("""
         import torch, labkit
