@@ -213,11 +213,14 @@ class FolderJob(RemoteJob):
         # In another thread, which the notebook's interrupt does not reach: between the start and the note of what was
         # started nobody would know what to end.
         started: Future[dict[str, Any]] = Future()
-        threading.Thread(target=_fulfil, args=(started, self.submit), name="labkit-start", daemon=True).start()
+        starter = threading.Thread(target=_fulfil, args=(started, self.submit), name="labkit-start", daemon=True)
+        starter.start()
         try:
             self.about |= started.result()
         except BaseException:
             started.add_done_callback(self._end_started)
+            starter.join(LEAVE_S)  # a script that ends now would take along the thread that ends what was started
+            self.close()
             raise
         self.folder.note(self.about)
 

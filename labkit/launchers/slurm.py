@@ -292,14 +292,15 @@ class SlurmJob(FolderJob):
         self._cancelling.start()
 
     def _cancel(self) -> None:
-        while not self._closed.is_set() and self.over_s == float("inf"):
+        while self.over_s == float("inf"):
             try:
                 slurm("scancel", self.job_id)
                 break
             except SlurmError as error:
                 self._news.put(Notice(-1, f"SLURM job {self.job_id} could not be cancelled: {error}"))
                 self.tell("end")
-                self._closed.wait(LOOK_AT_JOB_S[0])
+                if self._closed.wait(LOOK_AT_JOB_S[0]):
+                    break
         self.tell("end")  # by itself SLURM grants the ranks its grace, which is for a last checkpoint
         self._is_urgent = True
 
