@@ -70,7 +70,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launchers.attaching import attach as attach
     from labkit.launchers.ray.target import Ray as Ray
     from labkit.launchers.slurm import Slurm as Slurm
-    from labkit.launchers.torchrun import Torchrun as Torchrun
     from labkit.rank.current import current as current
     from labkit.rank.current import log as log
     from labkit.rank.stop_agreement import Stopped as Stopped
@@ -96,7 +95,6 @@ _HOMES = {
     "Session": "session.session",
     "Slurm": "launchers.slurm",
     "Stopped": "rank.stop_agreement",
-    "Torchrun": "launchers.torchrun",
     "Worker": "rank.worker",
     "WorkerFailed": "run",
     "attach": "launchers.attaching",

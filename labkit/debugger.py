@@ -36,7 +36,7 @@ class Debugger(RunObserver):
 
     def _why_nobody(self) -> str:
         if not self.run.engine.sends_words:
-            return "its ranks are on a cluster, or torchrun's, and are reached through files"
+            return "its ranks are on a cluster, and are reached through files"
         if kernel.has_kernel() and not kernel.is_interactive():
             return "the notebook runs headless"
         if not kernel.has_kernel() and not (sys.stdin and sys.stdin.isatty()):

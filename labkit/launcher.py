@@ -70,7 +70,7 @@ def launch(
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
-        on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Ray(…)`, `labkit.Torchrun(…)`,
+        on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Ray(…)`,
             which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
             `world_size` takes the first.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.

@@ -93,7 +93,7 @@ def wait_until(condition, deadline_s=LONG_S):
 
 
 def end_of(run):
-    """Wait until a run on a cluster or under torchrun is over, but not for ever; give its error."""
+    """Wait until a run on a cluster is over, but not for ever; give its error."""
     assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
     return run.error
 

@@ -143,7 +143,7 @@ def check_first_parameter(title: str, signature: inspect.Signature) -> None:
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not isinstance(on, Target):
-        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…) or a Session, got {on!r:.80}")
+        raise TypeError(f"on is labkit.Slurm(…), labkit.Ray(…) or a Session, got {on!r:.80}")
     return on if world_size is None else on.first(check_world_size(world_size, 0))
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Target:
-    """Where to launch if not by `mp.spawn`: `Slurm`, `Ray`, `Torchrun`, or ranks that a `Session` has reserved."""
+    """Where to launch if not by `mp.spawn`: `Slurm`, `Ray`, or ranks that a `Session` has reserved."""
 
     is_here = False
     """Whether the ranks are processes of this machine, which share its GPUs and cores."""

@@ -26,7 +26,7 @@ from labkit.rank.recorder import Collectives
 # that has gone did not come to that call: `stuck`. A rank that reports only that another was not there is a victim. To
 # blame are the members that had gone, or else those that had not come to its call in time: `explain`.
 #
-# torchrun and SLURM end the others as soon as one has failed. A rank writes where it is as it is ended by them.
+# SLURM and Ray end the others as soon as one has failed. A rank is asked where it is before it is ended so.
 #
 # What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15). A stack alone does not tell
 # whether a rank that has returned came to them, and a run is never ended by a guess: the transport's own error ends it,

@@ -1,4 +1,4 @@
-"""Engines whose ranks speak through a directory: what SLURM's, torchrun's and a session's on a cluster share."""
+"""Engines whose ranks speak through a directory: what SLURM's, Ray's and a session's on a cluster share."""
 
 from __future__ import annotations
 

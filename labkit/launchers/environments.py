@@ -23,8 +23,6 @@ class RankVariables:
     world_size: ClassVar[str]
     local_world_size: ClassVar[str]
     """Their names."""
-    restarts_ranks = False
-    """Whether the launcher ends all ranks, by SIGTERM, to start them again: then they are not to take their time."""
     belongs_to_it: ClassVar[str]
     """Matches the names of all that it sets: what it starts must not pass them on to another launcher's ranks."""
 
@@ -47,29 +45,11 @@ class LabkitVariables(RankVariables):
     mark = "LABKIT_RANK"
     rank, local_rank = "LABKIT_RANK", "LABKIT_LOCAL_RANK"
     world_size, local_world_size = "LABKIT_WORLD_SIZE", "LABKIT_LOCAL_WORLD_SIZE"
-    belongs_to_it = (
-        r"LABKIT_(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ATTEMPT|NODE_ADDRESS|RANK_FOLDER|RENDEZVOUS|INTERFACES)"
-    )
+    belongs_to_it = r"LABKIT_(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ATTEMPT|NODE_ADDRESS|RANK_FOLDER|INTERFACES)"
 
     def attempt(self) -> int:
         """Return what the notebook has counted."""
         return int(os.environ["LABKIT_ATTEMPT"])
-
-
-class TorchrunVariables(RankVariables):
-    """See https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
-
-    mark = "TORCHELASTIC_RUN_ID"
-    rank, local_rank = "RANK", "LOCAL_RANK"
-    world_size, local_world_size = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-    restarts_ranks = True
-    belongs_to_it = (
-        r"TORCHELASTIC_\w+|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
-    )
-
-    def job(self) -> tuple[str, ...]:
-        """Return the port, which two runs do not have at once, and the number of the restart."""
-        return os.environ.get("MASTER_PORT", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
 class SlurmVariables(RankVariables):
@@ -112,10 +92,15 @@ def counts_by_node(text: str) -> list[int]:
     return counts
 
 
-LAUNCHERS: tuple[RankVariables, ...] = (LabkitVariables(), TorchrunVariables(), SlurmVariables())
-"""In this order: torchrun may run in a job of SLURM's, whose variables its ranks then have, too."""
+LAUNCHERS: tuple[RankVariables, ...] = (LabkitVariables(), SlurmVariables())
+"""In this order: Ray may run in a job of SLURM's, whose variables its ranks then have, too."""
 
-_BELONG_TO_LAUNCHERS = re.compile("|".join(launcher.belongs_to_it for launcher in LAUNCHERS))
+_TORCHRUNS = (
+    r"TORCHELASTIC_\w+|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+)
+"""See https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
+
+_BELONG_TO_LAUNCHERS = re.compile("|".join([_TORCHRUNS, *(launcher.belongs_to_it for launcher in LAUNCHERS)]))
 
 
 def launcher_here() -> RankVariables:

@@ -1,4 +1,4 @@
-"""One job of a launcher, SLURM's, torchrun's or Ray's: some ranks that it starts, and that a supervisor each minds."""
+"""One job of a launcher, SLURM's or Ray's: some ranks that it starts, and that a supervisor each minds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RanksSeen(NamedTuple):
 
 
 class LauncherJob:
-    """What an engine and a session need of a launcher. Made by `Slurm.job`, `Torchrun.job` and `Ray.job`.
+    """What an engine and a session need of a launcher. Made by `Slurm.job` and `Ray.job`.
 
     Guarantees: a start that is interrupted ends what it has started; once `end` was called, `is_over` within `END_S`.
 

@@ -1,4 +1,4 @@
-"""A rank that SLURM, torchrun or Ray has started: the same `worker`, with a run's directory where others have pipes.
+"""A rank that SLURM or Ray has started: the same `worker`, with a run's directory where others have pipes.
 
 `supervisor` starts it, and ends with its launcher; this process ends with its supervisor.
 """
@@ -105,12 +105,7 @@ def begin(stacks: int) -> None:
     """Prepare this process, whose stacks go to that file when it is asked where it stands."""
     script_compat.begin()
     handle_signals(stacks)
-    if launcher_here().restarts_ranks:
-        # Its agent ends a rank by SIGTERM when another has failed: perhaps because it waited for this one. By then
-        # nobody can ask where that is.
-        host.write_stack_at_end(stacks)
-    else:
-        outlive_the_launchers_signal()
+    outlive_the_launchers_signal()
     faulthandler.enable()
     sys.stdout, sys.stderr = printing_never_fails(sys.stdout), printing_never_fails(sys.stderr)
 
@@ -162,24 +157,20 @@ def rank_info_here() -> RankInfo:
     return RankInfo(*(here.number(what) for what in RankInfo._fields))
 
 
-def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:
+def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.Store:
     """Return the store through which the ranks find each other.
 
-    Ranks of one machine meet in a file that no other user can open. For several, torchrun says where: a port that its
-    agents have found free. Under SLURM, on Ray, and where there is a store `anew` for each job, rank 0 takes a free
-    port of its own and publishes its address in the run's directory, so that nobody must know names or free ports
-    beforehand. Bytes alone pass through the store.
+    Ranks of one machine meet in a file that no other user can open. For several, rank 0 takes a free port of its own
+    and publishes its address in the run's directory, so that nobody must know names or free ports beforehand. Bytes
+    alone pass through the store.
     """
     alone = info.local_world_size == info.world_size
-    store = _meet_here(info, directory, attempt) if alone else _meet_by_network(info, directory, attempt, anew)
+    store = _meet_here(info, directory, attempt) if alone else _meet_by_network(info, directory, attempt)
     serve_master_port(store)
     return store
 
 
-def _meet_by_network(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool) -> dist.Store:
-    if launcher_here().restarts_ranks and not anew:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return join_store(host, port, info.world_size) if info.rank else open_store(info.world_size, host, port)
+def _meet_by_network(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.Store:
     own = _own_address()
     _use_interface(own)
     published = published_name(attempt)
@@ -246,10 +237,7 @@ _mine: LocalRendezvous | None = None
 def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.Store:
     global _mine
     _use_interface("127.0.0.1")
-    if folder := os.environ.get("LABKIT_RENDEZVOUS"):  # the notebook has made it, on this machine
-        check_rendezvous(Path(folder))
-        store = open_file_store(f"{folder}/{directory.path.name}.{attempt}", timeout_s=RENDEZVOUS_S)
-    elif info.rank == 0:
+    if info.rank == 0:
         leave_rendezvous()
         _mine = LocalRendezvous()  # not in the directory, which may be on a network, without locks
         found = {"file": str(_mine.file), "port": _mine.port}
@@ -273,8 +261,7 @@ def _join_here(found: dict[str, Any], info: RankInfo) -> dist.Store:
     check_rendezvous(file.parent)
     if not is_in_use(file.parent):
         raise OSError(f"{file.parent} is left of a run that is over")
-    if not launcher_here().restarts_ranks:  # torchrun has set them
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found["port"]))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found["port"]))
     return open_file_store(file, timeout_s=RENDEZVOUS_S)
 
 

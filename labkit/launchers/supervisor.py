@@ -1,4 +1,4 @@
-"""Stands between a launcher (SLURM, torchrun, Ray) and one rank: starts it, passes requests on, records how it ended.
+"""Stands between a launcher (SLURM, Ray) and one rank: starts it, passes requests on, records how it ended.
 
 Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, and of
 labkit modules that need no more, so that it is there at once and does not fail with the rank. What it writes, and
@@ -40,7 +40,7 @@ from labkit.system.out_of_memory import OutOfMemoryKills
 # So ranks do not obey it (`rank_entry.outlive_the_launchers_signal`). They are asked to stop as the notebook asks,
 # `labkit.Stopped` at a common step, and SLURM ends what goes on.
 # Two cases are not the machines' loss, and there the rank is ended at once: another rank has failed, which its
-# supervisor has noted in `failed.<attempt>` before srun or the agent could know; and "end" from the notebook.
+# supervisor has noted in `failed.<attempt>` before srun could know; and "end" from the notebook.
 #
 # Signals that a user has asked SLURM for (`signal="USR1@60"`, before the time limit), or sends by `scancel -s`, are for
 # the function's own handler. They come to every process of the job, and this one must not die of them. One that is
@@ -49,10 +49,9 @@ from labkit.system.out_of_memory import OutOfMemoryKills
 # Before a rank is ended so, it is asked where it is: it may be the one that the others waited for. The notebook cannot
 # ask any more.
 #
-# What still fails: where `failed.<attempt>` is seen late, over a network, the others have the grace. torchrun sends the
-# same signal to restart its ranks and waits for them, so under it they are ended at once, as ever. And a job that ends
-# within a GraceTime counts as done, and SLURM does not start it again: so the first rank's supervisor stays until SLURM
-# has begun to take the machines, `STAY_S` at most.
+# What still fails: where `failed.<attempt>` is seen late, over a network, the others have the grace. And a job that
+# ends within a GraceTime counts as done, and SLURM does not start it again: so the first rank's supervisor stays until
+# SLURM has begun to take the machines, `STAY_S` at most.
 
 ASKED_EVERY_S = 0.1
 """Time between two looks at what the notebook asks."""
@@ -68,9 +67,6 @@ NOT_SEEN = 66
 
 NOT_WRITTEN = 67
 """Exit code where nothing can be written there."""
-
-AGENT_S = 0.5
-"""How long torchrun's agent may take to end the other ranks after one has failed; it checks ten times a second."""
 
 WHERE_S = 1.0
 """How long a rank may take to answer where it is, before it is ended because another has failed."""
@@ -93,7 +89,6 @@ class Supervisor:
         self._asked, self._folder = Lines(directory / "asked"), Folder(directory)
         self._was_ended = self._was_asked = False
         """Whether the rank was ended from here; was asked to stop because the launcher takes the machine away."""
-        self._ask_at_s = float("inf")
         self._child = self._start()
 
     def run(self) -> int:
@@ -110,9 +105,6 @@ class Supervisor:
                 self._end()
             if self._signals:
                 self._obey_the_launcher()
-            elif time.monotonic() > self._ask_at_s:
-                self._ask_at_s = float("inf")
-                self._child.ask_for_stacks()
             if self._child.process.poll() is not None and (code := self._note_end()) is not None:
                 return code
             select.select([awake], [], [], self._look_again_s())
@@ -124,7 +116,7 @@ class Supervisor:
         self._asked.skip()
         base = self._directory / "ranks" / f"{self._rank}.{self._attempt}"
         arguments = [str(self._directory), self._rank, str(self._attempt)]
-        return Child(base, "labkit.launchers.rank_entry", arguments, self._signals)
+        return Child(base, "labkit.launchers.rank_entry", arguments)
 
     def _end(self) -> None:
         self._was_ended = True
@@ -132,12 +124,7 @@ class Supervisor:
 
     def _obey(self, words: list[str]) -> None:
         for word in words:
-            if word == "stacks" and self._launcher.restarts_ranks and self._has_peer_failed():
-                # On the agent's SIGTERM, which is due, the rank writes where it is anyway. Asked now as well, it might
-                # be ended while it is writing.
-                self._ask_at_s = time.monotonic() + AGENT_S
-                self._child.send("details")
-            elif word == "stacks":
+            if word == "stacks":
                 self._child.ask_for_stacks()
             elif word == "end":
                 self._end()
@@ -145,11 +132,11 @@ class Supervisor:
                 self._child.send(word)
 
     def _obey_the_launcher(self) -> None:
-        if not self._was_asked and not self._launcher.restarts_ranks:
+        if not self._was_asked:
             self._was_asked = True
             self._child.send("stop")
-        if self._launcher.restarts_ranks or (self._has_peer_failed() and self._child.has_said_where_it_is()):
-            self._child.end_for_the_launcher(self._launcher)
+        if self._has_peer_failed() and self._child.has_said_where_it_is():
+            self._child.process.kill()
 
     @property
     def _peer_failed(self) -> Path:
@@ -201,7 +188,7 @@ def begin() -> tuple[str, list[int]]:
     """Tie this process to its launcher; return the rank, and a list that will hold the signals that come."""
     host.die_with_parent()
     launcher, signals = launcher_here(), []
-    taken = host.ending_signals if launcher.restarts_ranks else {signal.SIGTERM}
+    taken = {signal.SIGTERM}
     for number in {*host.signals_for_ranks, *taken}:
         signal.signal(number, (lambda number, _: signals.append(number)) if number in taken else lambda *_: None)
     # The rank, which inherits this, would die of a question for its stacks that comes before it knows the answer.
@@ -245,15 +232,13 @@ def stay_for_the_launcher() -> None:
 class Child:
     """A rank's process."""
 
-    def __init__(self, base: Path, module: str, arguments: list[str], signals: list[int]) -> None:
+    def __init__(self, base: Path, module: str, arguments: list[str]) -> None:
         self.records, self.output = Path(f"{base}.records"), Path(f"{base}.out")
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
         self._memory_kills = OutOfMemoryKills()
         self._where_asked: tuple[float, int] | None = None
         """When the process was asked where it is, and how long its records were then."""
-        self._was_told_to_end = False
-        self._signals = signals
         with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
@@ -262,7 +247,6 @@ class Child:
                 stderr=output,
                 env={**os.environ, "PYTHONPATH": path},
             )
-        self._signals_before = len(signals)
 
     def send(self, word: str) -> None:
         """Pass a word on. A process that has just ended does not receive it."""
@@ -297,21 +281,6 @@ class Child:
         except OSError:
             return b""
 
-    def end_for_the_launcher(self, launcher: RankVariables) -> None:
-        """End the process after a signal of the launcher.
-
-        torchrun sends its SIGTERM to the group of this process, and so to the rank, too, if there was one. A second
-        signal, which comes while the rank writes where it is, would be another thread's to take: it would write where
-        that is. Under SLURM the rank does not obey SIGTERM, which comes to every process.
-        """
-        if not launcher.restarts_ranks:
-            self.process.kill()
-            return
-        has_it = signal.SIGTERM in self._signals[self._signals_before :] and os.getpgrp() == os.getpid()
-        if not (self._was_told_to_end or has_it):
-            self._was_told_to_end = True
-            self.process.terminate()
-
     @property
     def is_ready(self) -> bool:
         """Whether the process has reported that it waits for work, or has waited."""
@@ -327,28 +296,13 @@ class Child:
 
 
 def claim_attempt(directory: Path, rank: str, launcher: RankVariables) -> int:
-    """Claim the files of this attempt, and return its number.
-
-    SLURM counts the attempts, and on Ray the notebook does. torchrun's agents count each for themselves, but the ranks
-    of one attempt have the same store, at a port that no other attempt has.
-    """
+    """Claim the files of this attempt, and return its number, which SLURM counts, or the notebook on Ray."""
     attempt = launcher.attempt()
     while True:
-        if not launcher.restarts_ranks or _is_of_attempt(directory / f"attempt.{attempt}"):
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(directory / "ranks" / f"{rank}.{attempt}.records", os.O_CREAT | os.O_EXCL, 0o600))
-                return attempt
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(directory / "ranks" / f"{rank}.{attempt}.records", os.O_CREAT | os.O_EXCL, 0o600))
+            return attempt
         attempt += 1
-
-
-def _is_of_attempt(path: Path) -> bool:
-    """Whether this attempt is that of the ranks that have this one's store; it is theirs who ask first."""
-    here = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        os.symlink(here, path)  # made as a whole, or not at all
-    except FileExistsError:
-        return os.readlink(path) == here
-    return True
 
 
 if __name__ == "__main__":

@@ -30,7 +30,4 @@ In a rank's process, while the function runs:
   back after the function.
 * `torch.autograd.backward` (`steps.hooks`, only with `trace=` and in `compare`): PyTorch has no hook around a
   backward pass. Put back when the trace ends.
-
-In torchrun's agent: `c10d_rendezvous_backend.TCPStore` (`launchers.torchrun`), which would listen on every interface.
-The agent is a process of its own.
 """

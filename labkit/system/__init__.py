@@ -4,7 +4,7 @@ Only this room reads `sys.platform`, `os.name` and `/proc`, calls the C library,
 SIGTERM. `base.System` lists what the others may ask of it; `linux` and `macos` say how it is done there:
 
 ends with its notebook   `die_with_parent`, `adopt_orphans`, `children`
-a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`, `write_stack_at_end`
+a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`
 a rank's output          `redirect_output`
 the store                `lends_bound_ports`; `rank_environment`, so that scripts open one there
 a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)

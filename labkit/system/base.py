@@ -21,8 +21,6 @@ class System:
 
     kill_signal: ClassVar[int] = signal.SIGTERM
     """Ends a process at once."""
-    ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT)
-    """By which a launcher, or a terminal, ends a process."""
     signals_for_ranks: ClassVar[frozenset[int]] = frozenset()
     """Those that a user may send to all processes of a job, for the ranks' own handlers."""
     continue_signal: ClassVar[int] = 0
@@ -84,9 +82,6 @@ class System:
 
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
-
-    def write_stack_at_end(self, file: int) -> None:
-        """Have this process, but none that it forks, write its main thread's stack to a file when SIGTERM ends it."""
 
     def ask_for_stack(self, pid: int) -> bool:
         """Send a process `stacks_signal`; return whether that could be done."""

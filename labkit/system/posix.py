@@ -15,7 +15,6 @@ class Posix(System):
     """A system with POSIX calls."""
 
     kill_signal: ClassVar[int] = signal.SIGKILL
-    ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     # All but those that nobody can handle, those of job control, a process's own faults, and labkit's own.
     signals_for_ranks: ClassVar[frozenset[int]] = frozenset(signal.valid_signals()) - {
         *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
@@ -65,11 +64,6 @@ class Posix(System):
         signal.signal(number, signal.SIG_IGN)
         faulthandler.register(number, file=file, all_threads=False, chain=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, number})
-
-    def write_stack_at_end(self, file: int) -> None:
-        """Have this process, but none that it forks, write its main thread's stack to a file when SIGTERM ends it."""
-        faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)
-        os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
 
     def ask_for_stack(self, pid: int) -> bool:
         """Send a process `stacks_signal`; return whether it was still there."""

@@ -1,10 +1,9 @@
-"""Measure runs on SLURM and under torchrun, on this machine; nothing here is a test.
+"""Measure runs on SLURM, on this machine; nothing here is a test.
 
 1. Seconds from `labkit.launch(…, on=labkit.Slurm(…))` to the first logged value that the notebook sees.
 2. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
-3. With `--kills N`: of N runs under torchrun whose rank is killed (SIGKILL), how many restart, resume and finish.
 
-    python -m tests.benchmarks.cluster --launches 5 --values 400 --kills 8
+    python -m tests.benchmarks.cluster --launches 5 --values 400
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import tempfile
 import time
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 
 import labkit
@@ -89,24 +87,10 @@ def print_delays(found_s: list[float]) -> None:
     print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms", flush=True)
 
 
-def survives_a_kill(folder: str, rank: int) -> bool:
-    """Return whether a run goes on after one of its ranks was killed, each step logged once."""
-    on = labkit.Torchrun(ranks_per_node=2, max_restarts=3, folder=folder)
-    run = labkit.launch(count, tempfile.mkdtemp(dir=folder), 30, on=on, wait=False, live=False)
-    while min(run.progress(r)[0].steps for r in (0, 1)) < 10 and not run.over.is_set():
-        time.sleep(0.01)
-    psutil.Process(int(run.progress(rank)[0].last["pid"])).kill()
-    run.over.wait(300)
-    whole = run.history["step"].tolist() == [*range(1, 31)] * 2
-    again = run.history["pid"].nunique() == 4
-    return run.status == "finished" and whole and again and run.attempt >= 1
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--values", type=int, default=400, help="that each of two ranks logs")
-    parser.add_argument("--kills", type=int, default=0)
     options = parser.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as folder:
@@ -117,9 +101,6 @@ def main() -> None:
                 print_launches([first_value_s(on) for _ in range(options.launches)], "job runs")
                 if options.values:
                     print_delays(delays_s(on, options.values))
-        if options.kills:
-            survived = sum(survives_a_kill(folder, trial % 2) for trial in range(options.kills))
-            print(f"kill -9 under torchrun: {survived} of {options.kills} restarted, resumed and finished")
     print(f"load after: {os.getloadavg()[0]:.1f}")
 
 

@@ -8,7 +8,6 @@ Each rank notes the time at which it comes to its line. Time is counted from the
 nothing; ranks are forked with torch imported, unless `--cold` says otherwise. No case is drawn twice.
 
     python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1
-    python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ FAULTS = {
     ),
 }
 TRANSPORTS = ("TCP", "as libuv", "as NCCL")
-PLACES = ("reserved", "new", "torchrun")
+PLACES = ("reserved", "new")
 
 
 class Case(NamedTuple):
@@ -347,8 +346,6 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
     exec(compile(case.source, str(file), "exec"), names)
     fault = FAULTS[case.fault]
     on = {"reserved": session, "new": None}.get(case.where)
-    if case.where == "torchrun":
-        on = labkit.Torchrun(ranks_per_node=case.world_size, folder=folder)
     notes = file.with_suffix("")
     notes.mkdir()
     with transports.holding() as path:
@@ -356,7 +353,7 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
             names["program"],
             None if case.transport == "TCP" else path,
             str(notes),
-            **({"world_size": case.world_size} if case.where != "torchrun" else {}),
+            world_size=case.world_size,
             on=on,
             stall_s=case.limit_s if fault.ends_by == "stall_s" else None,
             live=False,

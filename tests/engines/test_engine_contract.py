@@ -1,4 +1,4 @@
-"""What a run needs of whatever carries its ranks: the same tests for local processes, torchrun, SLURM and Ray."""
+"""What a run needs of whatever carries its ranks: the same tests for local processes, SLURM and Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.spawns
 
 ON_FILES = [
     "agents",
-    "torchrun",
     pytest.param("slurm", marks=pytest.mark.cluster),
     pytest.param("ray", marks=pytest.mark.wide),
 ]
@@ -39,7 +38,6 @@ ENGINES = {
     "agents": lambda request, folder: Agents(folder=folder).engine("contract", None),
     "local": lambda request, folder: LocalEngine(2),
     "session": lambda request, folder: request.getfixturevalue("reserved").engine("contract", None),
-    "torchrun": lambda request, folder: labkit.Torchrun(folder=folder).engine("contract", None),
     "slurm": lambda request, folder: (
         request.getfixturevalue("slurm") and labkit.Slurm(2, 1, folder=folder).engine("contract", None)
     ),

@@ -22,13 +22,10 @@ from labkit.failures.first_to_fail import diagnose
 from labkit.failures.stacks import Frame, RankStack
 from labkit.launchers.directory_engine import folder_gone
 from labkit.launchers.job_events import JobEnded
-from labkit.launchers.launcher_job import RanksSeen
 from labkit.launchers.ray.driver import never_placed
 from labkit.launchers.ray.orders import Orders
-from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_folder import RunFolder
 from labkit.launchers.slurm import SlurmJob
-from labkit.launchers.torchrun import TorchrunJob
 from labkit.monitor.stack_query import StackQuery
 from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
@@ -161,13 +158,6 @@ def slurm(_):
     return ended_with(job.why_over([0, 1]))
 
 
-def torchrun(folder):
-    job = TorchrunJob(2, RunDirectory(folder), {}, labkit.Torchrun())
-    job._process = SimpleNamespace(wait=lambda: -signal.SIGKILL)
-    (folder / "torchrun.out").touch()
-    return ended_with(job.ending(RanksSeen({}, [0, 1], {0, 1})))
-
-
 def ray(_):
     orders = Orders("auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {})
     ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
@@ -186,7 +176,7 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        *(cannot_be_sent, gpu, nobody_answers, checkpoint, session, slurm, ray),
         *(run_folder, labkit_failed),
     )
 }
@@ -223,7 +213,6 @@ def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
     [
         (labkit.compare, {}, "bad_argument"),
         (labkit.Slurm, {"nodes": 0}, "bad_argument"),
-        (labkit.Torchrun, {"nodes": 2}, "bad_argument"),
         (labkit.Ray, {"placement": "anywhere"}, "bad_argument"),
         (labkit.Session, {"world_size": 0}, "bad_argument"),
     ],
@@ -233,7 +222,7 @@ def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(functi
 
 
 def test_what_cannot_be_followed_again_names_its_page(tmp_path):
-    (tmp_path / "run.json").write_text('{"launcher": "torchrun"}')
+    (tmp_path / "run.json").write_text('{"launcher": "slurm"}')
     assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == help_hint("slurm")
 
 
@@ -313,7 +302,6 @@ SAY_IT_ALL = {
     "rank/device.py": "a GPU that has gone since: the message has every step",
     "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",
-    "launchers/torchrun.py": "for torchrun itself",
 }
 
 

@@ -479,7 +479,7 @@ def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(
     asking.take(says(later))
     asking.ask()
     assert asking._last_said(1) == as_it_failed
-    asking.take(Started(1, "cpu", ""))  # once more, under torchrun
+    asking.take(Started(1, "cpu", ""))  # once more, in another attempt
     asking.take(says(later))
     assert asking._last_said(1) == later
 

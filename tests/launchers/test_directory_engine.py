@@ -12,7 +12,7 @@ import pytest
 
 from labkit.launchers import job_events, supervisor
 from labkit.launchers.directory_engine import LaunchedEngine, new_directory
-from labkit.launchers.environments import SlurmVariables, TorchrunVariables
+from labkit.launchers.environments import SlurmVariables
 from labkit.launchers.launcher_job import LauncherJob
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.reader import DirectoryReader
@@ -117,19 +117,6 @@ def test_the_last_of_an_attempt_comes_before_the_next_begins_for_any_rank(direct
 def test_a_first_attempt_in_which_no_rank_began_is_passed_over(directory):
     Rank(directory, 0, attempt=1).send(events.Started(0))
     assert kinds(DirectoryReader(directory).read()) == ["Restarted -1", "Started 0"]
-
-
-def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_each(directory, monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "node1")
-
-    def attempt(rank, port):
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        return supervisor.claim_attempt(directory.path, str(rank), TorchrunVariables())
-
-    assert [attempt(0, 1001), attempt(1, 1001)] == [0, 0]
-    assert attempt(0, 1002) == 1, "rank 1 was ended before it began"
-    assert [attempt(1, 1003), attempt(0, 1003)] == [2, 2]
-    assert [attempt(0, 1001), attempt(1, 1001)] == [3, 3], "a port may come again"
 
 
 def test_ranks_under_slurm_take_its_count_of_attempts(directory, monkeypatch):

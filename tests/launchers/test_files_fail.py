@@ -24,7 +24,7 @@ import pytest
 import labkit
 from labkit.launchers import directory_engine, supervisor
 from labkit.launchers.directory_engine import LaunchedEngine
-from labkit.launchers.environments import TorchrunVariables
+from labkit.launchers.environments import SlurmVariables
 from labkit.launchers.ray import mirror
 from labkit.launchers.ray.mirror import NotebookSide, RankSide
 from labkit.launchers.run_directory import directory as run_directory
@@ -203,7 +203,7 @@ class OnThreads(Launcher):
         try:
             if not supervisor.is_seen(path, str(rank)):
                 return
-            attempt = supervisor.claim_attempt(path, str(rank), TorchrunVariables())
+            attempt = supervisor.claim_attempt(path, str(rank), SlurmVariables())
             asked, folder = growing.Lines(path / "asked"), files.Folder(path)
             asked.skip()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What SLURM's and torchrun's jobs promise when something goes wrong: a full disk, an interrupt, nobody who answers."""
+"""What jobs of launchers promise when something goes wrong: a full disk, an interrupt, nobody who answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import base64
 import errno
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,7 +20,6 @@ from labkit.launchers.old_slurm import queue as slurm_queue
 from labkit.launchers.old_slurm.commands import SlurmError
 from labkit.launchers.old_slurm.job import SlurmJob
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.torchrun import TorchrunJob
 from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
@@ -38,27 +35,6 @@ def full_disk(monkeypatch):
 
 
 # A full disk
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_ranks_under_torchrun_end_though_the_disk_is_full(directory, full_disk, nodes):
-    job = TorchrunJob(2, directory, {}, labkit.Torchrun(nodes, 2 // nodes, rdzv_endpoint="127.0.0.1:29500"))
-    rank = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1e5)'])"
-    job._process = subprocess.Popen([sys.executable, "-c", rank])
-    try:
-        wait_until(lambda: len(job._family()) == 2)
-        family = job._family()
-        job.end()
-        assert job._process.wait(LONG_S) < 0
-        wait_until(lambda: not any(process.is_running() for process in family))
-    finally:
-        job._process.kill()
-        job._process.wait()
-    told = [event.text for event in job.take_news()]
-    assert [text.partition(":")[0] for text in told] == ["ranks on other machines could not be told to end"] * (
-        nodes - 1
-    )
 
 
 def test_ranks_that_cannot_be_asked_to_stop_on_a_full_disk_are_still_minded(directory, full_disk):

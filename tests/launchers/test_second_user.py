@@ -20,6 +20,7 @@ import labkit
 from labkit.launchers.run_directory.directory import RunDirectory
 from tests.conftest import LONG_S, wait_until
 from tests.support.cluster import DAEMONS
+from tests.support.fake_engine import a_job
 from tests.support.second_user import OTHER, Doors, try_all
 
 AS_ROOT = sys.platform == "linux" and os.geteuid() == 0
@@ -36,9 +37,6 @@ REACHABLE = {
     r"^\d+ srun ": "SLURM's own, which asks munge who connects",
 }
 """The processes at which another user can connect, and why that must be so."""
-
-KEEP_ALIVE_S = 6.0
-"""torchrun's agents look into their store every 5 s."""
 
 
 @pytest.fixture
@@ -93,8 +91,6 @@ def assert_closed(doors, place):
     reasons = [next((why for what, why in REACHABLE.items() if re.search(what, each)), "") for each in found["reached"]]
     assert all(reasons), found["reached"]
     assert len(reasons) >= 2, "of each rank what must be is found, so nothing else can have been overlooked"
-    if doors.run_ids:
-        time.sleep(KEEP_ALIVE_S)
     assert not mark.exists(), "what another user has left was run"
 
 
@@ -128,16 +124,11 @@ def test_of_a_session_and_its_cells(place):
 
 
 @pytest.mark.wide
-def test_of_a_run_under_torchrun(place):
-    run = attacked(place, on=labkit.Torchrun(folder=place / "labkit-runs"))
-    modes = {stat.S_IMODE(path.lstat().st_mode) for path in run.folder.rglob("*") if path.is_file()}
-    assert not any(mode & 0o022 for mode in modes)
-
-
-@pytest.mark.wide
 @pytest.mark.cluster
 def test_of_a_run_on_one_node_of_slurm(place, slurm):
-    attacked(place, on=labkit.Slurm(nodes=1, ranks_per_node=2, folder=place / "labkit-runs"))
+    run = attacked(place, on=labkit.Slurm(nodes=1, ranks_per_node=2, folder=place / "labkit-runs"))
+    modes = {stat.S_IMODE(path.lstat().st_mode) for path in run.folder.rglob("*") if path.is_file()}
+    assert not any(mode & 0o022 for mode in modes)
 
 
 # What a group shares
@@ -145,10 +136,10 @@ def test_of_a_run_on_one_node_of_slurm(place, slurm):
 
 def test_a_run_that_was_opened_to_a_group_and_rewritten_is_not_run(place):
     """A group of users, and a folder that one of them has made theirs."""
-    run = labkit.launch(lambda worker: worker.rank, on=labkit.Torchrun(folder=place / "labkit-runs"), live=False)
-    directory = RunDirectory(run.folder)
-    run.folder.parent.chmod(0o755)
-    for path in (run.folder, directory.job_file):
+    directory = RunDirectory(place / "labkit-runs" / "run")
+    directory.create(a_job(), {"launcher": "slurm"})
+    directory.path.parent.chmod(0o755)
+    for path in (directory.path, directory.job_file):
         os.chown(path, -1, OTHER)
         path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o070)
     if not (pid := os.fork()):

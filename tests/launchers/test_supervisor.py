@@ -1,4 +1,4 @@
-"""What stands between SLURM or torchrun and a rank, started as they start it; in the rank's place stands a script."""
+"""What stands between SLURM and a rank, started as they start it; in the rank's place stands a script."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
 import labkit
 from labkit.launchers import launcher_job, supervisor
-from labkit.launchers.environments import TorchrunVariables
 from labkit.launchers.rank_entry import SIGCONT_SINCE_S
 from tests.conftest import LONG_S, wait_until
 from tests.support import fake_system
@@ -208,15 +206,6 @@ def test_a_supervisor_that_cannot_write_says_where_and_why(directory):
     assert done.returncode == supervisor.NOT_WRITTEN
 
 
-def test_under_torchrun_which_starts_all_again_a_rank_is_ended_at_once(directory, start, monkeypatch):
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    process = start()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LONG_S) == 128 + signal.SIGTERM
-    assert received(directory) == []
-
-
 WITH_A_WORKER = """
 import multiprocessing, os, time
 from labkit.launchers.rank_entry import outlive_the_launchers_signal
@@ -263,17 +252,3 @@ def test_a_supervisor_needs_the_standard_library_only():
     )
     assert done.stdout.startswith("rank 1: /nowhere cannot be seen on "), done.stderr
     assert done.returncode == supervisor.NOT_SEEN
-
-
-@pytest.mark.parametrize(("before", "after", "told"), [([], [15], 0), ([15], [], 1), ([], [2], 1), ([15], [15], 0)])
-def test_a_rank_is_told_to_end_if_the_launchers_signal_has_not_come_to_it(before, after, told, tmp_path, monkeypatch):
-    """torchrun's SIGTERM comes to the group of a supervisor, and so to its rank, if that has been started by then."""
-    process = Mock()
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
-    monkeypatch.setattr(os, "getpgrp", os.getpid)
-    signals = list(before)
-    child = supervisor.Child(tmp_path / "0.0", "module", [], signals)
-    signals += after
-    for _ in range(2):
-        child.end_for_the_launcher(TorchrunVariables())
-    assert process.terminate.call_count == told

@@ -254,8 +254,8 @@ BROKEN = {
         "DLPerf's table within 8 %",
     ),
     "15_launchers": (
-        'on=on, seed=seed, name="torchrun"',
-        'on=on, seed=seed + 1, name="torchrun"',
+        '"--seed", seed]',
+        '"--seed", seed + 1]',
         "one fingerprint from all launchers and ranks, found 2",
         {"steps": 5},
     ),
@@ -388,7 +388,7 @@ class DistributedSampler(DistributedSampler):
 on purpose, and what its closing assertion then says. And parameters for a quicker run, where there are any.
 """
 WHOLE = {
-    "15_launchers": "the agent that one cell starts is one of another cell's nodes",
+    "15_launchers": "the script that one cell writes is run by others",
     "15b_export": "the script that one cell runs leaves files for the next",
     "15c_resnet_at_scale": "the script that one cell runs leaves files for the next",
     "16_pitfalls": "the mistake is in the last cell",

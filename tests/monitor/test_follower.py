@@ -58,8 +58,8 @@ def test_ranks_that_go_on_without_the_notebook_are_left_alone_and_can_be_found_a
     engine = FakeEngine()
     engine.outlives_notebook, engine.folder = True, "/runs/5"
     run = going(engine)
-    engine.arrived.put(PermissionError("torchrun.out"))
-    with pytest.raises(WorkerFailed, match="PermissionError: torchrun.out") as failure:
+    engine.arrived.put(PermissionError("node-0.out"))
+    with pytest.raises(WorkerFailed, match="PermissionError: node-0.out") as failure:
         run.wait(LONG_S)
     assert "labkit.attach('/runs/5') follows them again" in failure.value.cause
     assert "kill" not in engine.calls

@@ -88,6 +88,8 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     assert rf"no file caf\udce9 for {SHOWN}" in report
     assert f"run {SHOWN}: failed" in report
     assert f"printed {SHOWN}" in report
+    assert "state" in error.frames[0].variables
+    sendable(str(error.frames[0]), dict(error.frames[0].variables))
     assert rf"no file caf\udce9 for {SHOWN}" in error.cause
 
 

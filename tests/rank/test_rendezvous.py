@@ -14,7 +14,7 @@ from labkit.launchers import rank_entry, tcp_store
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.protocol.job import RankInfo
 from labkit.rank import local_rendezvous, private_folder
-from labkit.rank.local_rendezvous import LocalFileStore, LocalRendezvous
+from labkit.rank.local_rendezvous import LocalFileStore
 from tests.conftest import LONG_S
 
 
@@ -86,25 +86,7 @@ def test_on_ray_they_meet_in_the_directory_that_their_actor_removes(directory, e
     assert rank_entry._mine.folder.parent == directory.path
 
 
-def test_under_torchrun_they_meet_where_the_notebook_says(directory, environment):
-    """Each attempt anew; `MASTER_PORT` stays the agent's."""
-    made = LocalRendezvous()
-    environment |= {"TORCHELASTIC_RUN_ID": "run", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    environment["LABKIT_RENDEZVOUS"] = str(made.folder)
-    for attempt in (0, 1):
-        store = rank_entry.rendezvous(RankInfo(0, 0, 1, 1), directory, attempt)
-        assert store.add("begun", 1) == 1
-    assert environment["MASTER_PORT"] == "29500"
-    made.folder.chmod(0o777)
-    with pytest.raises(ValueError, match="others than you can reach"):
-        rank_entry.rendezvous(RankInfo(0, 0, 1, 1), directory, 2)
-    made.close()
-
-
-def test_a_script_under_torchrun_publishes_each_attempt_under_a_name_of_its_own(environment):
-    environment |= {"TORCHELASTIC_RUN_ID": "run", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert rank_entry.published_name(0) == "rendezvous.29500.2.0.json"
-    del environment["TORCHELASTIC_RUN_ID"]
+def test_each_attempt_is_published_under_a_name_of_its_own(environment):
     environment |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     assert rank_entry.published_name(1) == "rendezvous.7.0.1.json"
 

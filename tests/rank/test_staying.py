@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 
-from labkit.rank import waiting
 from labkit.rank.report_collectives import look_at_threads
 from labkit.rank.staying import collect_garbage
 
@@ -71,12 +70,11 @@ def test_what_only_autograds_graph_refers_to_is_gone_too(only_when_asked):
     assert network() is None
 
 
-@pytest.mark.parametrize("look", [look_at_threads, lambda: waiting.look(0)], ids=["stacks", "waits"])
-def test_a_look_at_the_main_threads_frames_keeps_none_of_its_variables(look):
+def test_a_look_at_the_main_threads_frames_keeps_none_of_its_variables():
     def work():
         variable = Cycle()
         variable.itself = None
-        other = threading.Thread(target=look, name="labkit-inbox")
+        other = threading.Thread(target=look_at_threads, name="labkit-inbox")
         other.start()
         other.join()
         return weakref.ref(variable)

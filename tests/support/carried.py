@@ -101,7 +101,7 @@ def main(worker):
     return found
 """,
         repeats=False,  # PyTorch has remote references until RPC is ended for the first time in a process
-        cells=("cell", "reserved"),
+        elsewhere=False,
     ),
     *(
         Twin(
@@ -137,6 +137,7 @@ def main(worker):
             world_size=1,
             scripts=("spawn",),
             cells=cells,
+            elsewhere=cells == CELLS,
         )
         for method, cells in (("fork", CELLS), ("spawn", ("cell",)), ("forkserver", ("reserved",)))
     ),
@@ -170,6 +171,7 @@ def main(worker):
         world_size=1,
         scripts=("spawn",),
         cells=("cell",),
+        elsewhere=False,
     ),
     Twin(
         "decorates functions with what pickles by name",
@@ -250,7 +252,7 @@ def main(worker, model):
         after="print(model.weight.sum(1)[:3].tolist())",
         repeats=False,
         scripts=("spawn",),
-        cells=("cell", "reserved"),
+        elsewhere=False,
     ),
     # What a rank has of the notebook's settings
     Twin(

@@ -1,4 +1,4 @@
-"""Functions that tests launch on a cluster or under torchrun, and that wait for the test by files. Light to import."""
+"""Functions that tests launch on a cluster, and that wait for the test by files. Light to import."""
 
 from __future__ import annotations
 

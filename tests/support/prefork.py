@@ -61,7 +61,7 @@ KERNELS = (
 
 THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
-AGENTS = ("import be_agent", "-m torch.distributed.run")
+AGENTS = ("-m torch.distributed.run",)
 THOSE_WHO_START_RANKS = (
     *(*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS),
     *("labkit.launchers import start", "/supervisor.py", "/plain/", "/twins/", "-m tests.support.twins"),

@@ -25,7 +25,7 @@ MOST = 250
 def holding():
     """Hold copies of the sockets that ranks give to `keep_open`, until the end of the block; give where to bring them.
 
-    One file, so that ranks under torchrun find it, too.
+    One file, so that ranks find it however they are started.
     """
     held: list[int] = []
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:

@@ -6,8 +6,7 @@ files, the output, whether it finished. `tests/whole/test_twins.py` has the tabl
 
     spawn                 a script, whose ranks are started by `torch.multiprocessing.spawn`
     torchrun              the same script under `python -m torch.distributed.run`; there is no parent, so no `after`
-    cell, reserved,       a cell of a notebook, launched on processes of its own, on reserved ranks (twice), under
-    cell-torchrun         `labkit.Torchrun`
+    cell, reserved        a cell of a notebook, launched on processes of its own, on reserved ranks (twice)
     run_script            the script for torchrun, by `labkit.run_script`
 
 The notebook is IPython's shell without a kernel: cells, their file names and `__main__` are as in one, at a tenth of
@@ -36,7 +35,7 @@ OWN = ".twin"
 """The folder for what is the harness's own; all else in the working folder is the twin's."""
 
 SCRIPTS = ("spawn", "torchrun")
-CELLS = ("cell", "reserved", "cell-torchrun")
+CELLS = ("cell", "reserved")
 UNCHANGED = "run_script"
 
 NOISE = re.compile(r"^ *\d+\.\d s  |\[W\d|^W\d{4} |Warning: |warnings?\.warn|NNPACK|^\s*$|Setting OMP_NUM|^\*+$")
@@ -78,6 +77,8 @@ class Twin(NamedTuple):
     scripts: tuple[str, ...] = SCRIPTS
     """How it runs as a script; cells are compared with the first."""
     cells: tuple[str, ...] = CELLS
+    elsewhere: bool = True
+    """Whether it runs as a cell on SLURM and on Ray, too."""
     note: str = ""
     """What is to be said of it on the page `COMING_FROM.md`."""
 
@@ -341,8 +342,6 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
         on: Any = None
         if way == "reserved":
             on = open_until_the_end.enter_context(labkit.Session(twin.world_size))
-        elif way == "cell-torchrun":
-            on = labkit.Torchrun(ranks_per_node=twin.world_size, folder=own_folder() / "runs")
         elif way == "slurm":
             on = labkit.Slurm(1, twin.world_size, folder=own_folder() / "runs")
         elif way == "ray":

@@ -32,7 +32,7 @@ NOTEBOOKS = ROOT / "notebooks"
 GUIDE = ("set_up", "launch", "your_notebook", "your_code", "recipes", "clusters", "lessons", "figures", "limits")
 """The pages of notebooks/guide, in the order in which one reads them."""
 
-ERRORS = {"gpu": "GPU", "slurm": "SLURM", "torchrun": "torchrun", "labkit_failed": "labkit failed"}
+ERRORS = {"gpu": "GPU", "slurm": "SLURM", "labkit_failed": "labkit failed"}
 """Titles of errors' pages that are no plain words."""
 
 RETURNED = {

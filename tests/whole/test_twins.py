@@ -38,12 +38,12 @@ ALSO_ELSEWHERE = {
 """Twins that run on every engine, and their markers; `make test-long` runs all."""
 
 
-def cells_of(way):
+def cells_of(is_one):
     """Return the twins that have such a cell, to be run as one of another kind."""
     return [
         pytest.param(twin, id=twin.name, marks=ALSO_ELSEWHERE.get(twin.name, pytest.mark.long))
         for twin in [*CARRIED, *IDIOMS, *PROGRAMS]
-        if way in twin.cells
+        if is_one(twin)
     ]
 
 
@@ -66,14 +66,14 @@ def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("twin", cells_of("cell"))
+@pytest.mark.parametrize("twin", cells_of(lambda twin: "cell" in twin.cells))
 def test_a_cell_on_standby_ranks_does_what_a_script_does(twin, as_a_script, tmp_path):
     got = outcome(twin, "standby", tmp_path / "standby")
     agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("twin", cells_of("cell-torchrun"))
+@pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere))
 def test_a_cell_on_slurm_does_what_a_script_does(twin, as_a_script, slurm, tmp_path):
     got = outcome(twin, "slurm", tmp_path / "slurm")
     agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])
@@ -81,7 +81,7 @@ def test_a_cell_on_slurm_does_what_a_script_does(twin, as_a_script, slurm, tmp_p
 
 # The notebook's environment does not come along to Ray's nodes, which may be other machines.
 @pytest.mark.spawns
-@pytest.mark.parametrize("twin", [each for each in cells_of("cell-torchrun") if not each.values[0].needs_port])
+@pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere and not twin.needs_port))
 def test_a_cell_on_ray_does_what_a_script_does(twin, as_a_script, ray_cluster, tmp_path):
     got = outcome(twin, "ray", tmp_path / "ray", ray=ray_cluster.address)
     agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])

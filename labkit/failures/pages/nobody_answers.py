@@ -12,7 +12,7 @@ the run.
 
 * In a notebook that somebody watches, with ranks on this machine: launch it from a cell that waits,
   without `wait=False`. The question comes below the cell.
-* On a cluster, under torchrun, headless: take the call out, or set `PYTHONBREAKPOINT=0`.
+* On a cluster, headless: take the call out, or set `PYTHONBREAKPOINT=0`.
 * In a `DataLoader`'s worker: `num_workers=0`.
 * With an editor's debugger, anywhere: `import debugpy; debugpy.listen(("127.0.0.1", 5678 +
   worker.rank)); debugpy.wait_for_client()` where the rank should wait.

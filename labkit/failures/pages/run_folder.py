@@ -1,6 +1,6 @@
 """The folder through which ranks and notebook speak has gone: it was deleted or moved meanwhile.
 
-Under SLURM, torchrun and Ray each run has a folder (`run.folder`). Ranks write there what they log,
+Under SLURM and on Ray each run has a folder (`run.folder`). Ranks write there what they log,
 print and return, and the notebook writes there that they are to stop. When it is deleted, nobody
 can follow the ranks any longer, so they are ended.
 

@@ -51,7 +51,7 @@ def slurm(*command: str, timeout_s: float | None = None) -> str:
     except FileNotFoundError:
         raise SlurmError(
             f"{command[0]} is not on this machine: SLURM's commands are found where a cluster's login or compute nodes "
-            "are. Run the notebook there, or use labkit.Torchrun"
+            "are. Run the notebook there"
         ) from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{command[0]} did not answer within {timeout_s:g} s") from None
