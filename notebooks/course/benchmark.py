@@ -47,7 +47,7 @@ def run_strategy(
 
     Args:
         worker: the rank.
-        strategy: the class; see `course.strategies.Strategy`.
+        strategy: the class; see `Strategy` of `course.strategies`.
         network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
         loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
         optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.

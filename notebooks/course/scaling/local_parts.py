@@ -18,7 +18,7 @@ from course.transformer.gpt import GPT, Attention
 
 
 class Shape(NamedTuple):
-    """All of a `course.transformer.GPT` that memory depends on."""
+    """All of a `GPT` of `course.transformer` that memory depends on."""
 
     depth: int
     width: int
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, model: Any) -> Shape:
-        """Return a model's. Raises ValueError for what is not a whole `course.transformer.GPT`."""
+        """Return a model's. Raises ValueError for what is not a whole `GPT` of `course.transformer`."""
         if not isinstance(model, GPT) or model.embedding is None or model.head is None or not len(model.blocks):
             raise ValueError(
                 f"known is the memory of a whole course.transformer.GPT, got a {type(model).__name__}; make a GPT of "

@@ -61,9 +61,9 @@ def predict_memory(
     """Return what each rank holds in a step, by part, in bytes; nothing is allocated and no rank is started.
 
     Args:
-        model: a `course.transformer.GPT` of the size that is asked about, or any module; on the meta device if it is
+        model: a `GPT` of the size that is asked about, or any module; on the meta device if it is
             large. It is left as it is.
-        strategy: of a GPT one of `course.transformer.ALL`, its title or its slug; of any module "one process", "DDP",
+        strategy: of a GPT one of `transformer.ALL`, its title or its slug; of any module "one process", "DDP",
             "ZeRO-1" or "FSDP2".
         world_size: how many ranks.
         batch: in a step, over all ranks: of a GPT the number of sequences; of any module (inputs, targets), of which
