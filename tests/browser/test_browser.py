@@ -220,7 +220,7 @@ def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(pag
     page.open("session.ipynb")
     page.run_cell(0)
     view = page.cell(0).locator(".jp-OutputArea").last
-    view.locator("text=/idle · end in 60 min/").wait_for()
+    view.locator("text=/2 reserved ranks · idle/").wait_for()
     for rank in (0, 1):
         view.locator(f"text=/rank {rank} ?idle/").or_(view.locator("b", has_text=f"rank {rank}")).first.wait_for()
     screenshot(page, "session_idle")
