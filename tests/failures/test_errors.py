@@ -141,7 +141,7 @@ def checkpoint(folder):
 
 
 def session(_):
-    turns = Turns(None, lambda: None)
+    turns = Turns()
     turns.of("train").take(FakeEngine())
     return refused(RuntimeError, turns.of("again").take, FakeEngine())
 

@@ -84,7 +84,7 @@ def test_so_is_what_a_supervisor_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
     before = os.umask(0)
     try:
-        supervisor.Child(tmp_path / "0.0", "module", [], [])
+        supervisor.Child(tmp_path / "0.0", "module", [])
     finally:
         os.umask(before)
     assert modes_below(tmp_path) == {tmp_path / "0.0.out": 0o600}
