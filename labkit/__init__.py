@@ -61,8 +61,8 @@ from labkit.protocol.lazy import lazy_names
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
     from labkit.checkpoint import Checkpoint as Checkpoint
-    from labkit.comparison.comparison import Comparison as Comparison
-    from labkit.comparison.launching import compare as compare
+    from labkit.comparison.compare import Comparison as Comparison
+    from labkit.comparison.compare import compare as compare
     from labkit.engines import standby as standby
     from labkit.launcher import launch as launch
     from labkit.launcher import run_module as run_module
@@ -88,7 +88,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "comparison.comparison",
+    "Comparison": "comparison.compare",
     "Ray": "launchers.ray.target",
     "Run": "run",
     "RunInterrupted": "run",
@@ -98,7 +98,7 @@ _HOMES = {
     "Worker": "rank.worker",
     "WorkerFailed": "run",
     "attach": "launchers.attaching",
-    "compare": "comparison.launching",
+    "compare": "comparison.compare",
     "current": "rank.current",
     "launch": "launcher",
     "log": "rank.current",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.comparison import differences
+from labkit.comparison.curves import curves_apart, samples_per_s
 from labkit.comparison.picker import Picker
-from labkit.comparison.reading import curves_apart, samples_per_s
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming, parameters_of
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
@@ -95,6 +95,8 @@ def compare(
     Raises TypeError for something that is neither run nor function, or a function that cannot be called so;
     ValueError if there is nothing to compare or if no run has logged `metric`.
     """
+    if runs is not None and isinstance(runs, Mapping) and (old := _of_old_runs(runs, metric)):
+        return old
     with naming("bad_argument"):
         own = {"metric": metric != "loss", "on": on is not None, "stall_s": stall_s is not None}
         given, parameters = _split(runs, named)
@@ -103,6 +105,17 @@ def compare(
             raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
         _check_logged(given, metric)
     return Comparison(metric, on, stall_s).add(runs, world_size=world_size, live=live, **named)
+
+
+def _of_old_runs(runs: Mapping[str, Any], metric: str) -> Any:
+    """Until the course's benchmark has moved to `launch(trace=…)`: its runs are compared as they were."""
+    from labkit.comparison.comparison import Comparison as OldComparison
+    from labkit.comparison.measured import Measured
+
+    is_old = any(
+        isinstance(result, Measured) for run in runs.values() if isinstance(run, Run) for result in run.results
+    )
+    return OldComparison(runs, metric) if is_old else None
 
 
 class Comparison:
@@ -121,6 +134,7 @@ class Comparison:
         self._parameters: dict[str, Any] = {}
         self._ranks: dict[str, int] = {}
         self._records: dict[str, tuple[Run, list[StepRecord]]] = {}
+        self._shown_in: kernel.Execution | None = None
 
     def add(
         self,
@@ -166,8 +180,12 @@ class Comparison:
         self.runs = {title: found[title] for title in self.titles if title in found}
 
     def _launch(self, functions: Mapping[str, Callable[..., Any]], live: bool) -> None:
-        """Launch one after the other. An interrupt stops the run, and the rest, and is raised at the end."""
+        """Launch one after the other. An interrupt stops the run, and the rest, and is raised at the end.
+
+        Nothing is drawn while a function runs: that would be another program beside the steps that are timed.
+        """
         picker = Picker(self) if live and kernel.is_interactive() else None
+        self._shown_in = kernel.this_execution() if picker is not None else self._shown_in
         plan = Plan(threads=max(1, host.cores() // max(self._ranks.values())), gathers=True)
         interrupted: RunInterrupted | None = None
         needed = Session(max(self._ranks[title] for title in functions)) if self._on is None else self._on
@@ -177,6 +195,8 @@ class Comparison:
                 options |= {"kwargs": self._parameters, "trace": plan, "name": title, "live": False, "wait": False}
                 run = launch(function, **options)
                 self._put({title: run})
+                if picker is not None:
+                    picker.say()
                 try:
                     run.wait()
                 except RunInterrupted as error:
@@ -233,17 +253,16 @@ class Comparison:
         final = [p.last[self._metric] for p in progress if self._metric in p.last]
         logged = {name for each in self.runs.values() for name in each.recorded.names}
         accuracy = [p.last["accuracy"] for p in progress if "accuracy" in p.last]
-        has_both = all(self._metric in each.recorded.names for each in (first, run))
-        off = curves_apart(first.recorded, run.recorded, self._metric)[0] if has_both else math.nan
+        timed_s = [second for record in self.records(title) for second in record.timed_s]
         return {
             "ranks": run.world_size,
             "status": run.status,
             "error": "" if run.error is None else printable(str(run.error).splitlines()[0]),
             f"final {self._metric}": float(np.mean(final)) if final else math.nan,
             **({"accuracy": float(np.mean(accuracy)) if accuracy else math.nan} if "accuracy" in logged else {}),
-            f"{self._metric} off by": off,
-            **({"samples_per_s": samples_per_s(run)} if "samples" in logged else {}),
+            f"{self._metric} off by": curves_apart(first.recorded, run.recorded, self._metric)[0],
             "seconds": run.elapsed_s,
+            **({"samples_per_s": samples_per_s(run, timed_s)} if "samples" in logged else {}),
             "peak_mib": (max(run.peak_device_bytes) or max(run.peak_bytes)) / MIB,
             **(self._measured_row(title) if self._measured() else {}),
         }
@@ -285,6 +304,8 @@ class Comparison:
             elif others > BUSY * cores:
                 said.append(f"{title}: other programs used {others:.1f} of {cores} cores meanwhile.")
             threads.setdefault(records[0].threads, title)
+        if len({self.records(title)[0].device for title in self._measured(titles)}) > 1:
+            said.append("Some computed on GPUs, some on the CPU.")
         if len(threads) > 1:
             of = ", ".join(f"{title} on {count}" for count, title in threads.items())
             said.append(f"Ranks computed on other numbers of threads: {of}.")
@@ -345,23 +366,38 @@ class Comparison:
     # The table that people read
 
     def table(self, titles: Sequence[str] | None = None) -> Styler:
-        """Return the table to read: nine columns at most, and below it what must be known to read it."""
+        """Return the table to read: nine columns at most, and below it what must be known to read it.
+
+        A cell is empty where nothing was logged or measured; a NaN that was logged is there as NaN.
+        """
         frame, final = self.frame(titles), f"final {self._metric}"
-        notes, weights = self.notes(titles), f"weights, compared with {next(iter(self.runs), '')}"
+        weights = f"weights, compared with {next(iter(self.runs), '')}"
+        failed = frame["error"] != ""
+        self._write(frame)
         if "GFLOP" in frame:
-            held = frame[[f"{kind} MiB" for kind in HELD]]
-            frame["held MiB"] = held.sum(axis=1).where(held.notna().any(axis=1))
-            failed = frame["error"] != ""
+            frame["held MiB"] = frame[[f"{kind} MiB" for kind in HELD]].sum(axis=1, skipna=False)
             frame[weights] = frame["weights"].where(~failed, frame["status"] + ": " + frame["error"])
             frame = frame[["ranks", *(form for form in FORMS if form != "seconds"), final, weights]]
         else:
-            frame["status"] = frame["status"].where(frame["error"] == "", frame["status"] + ": " + frame["error"])
+            frame["status"] = frame["status"].where(~failed, frame["status"] + ": " + frame["error"])
             frame = frame.drop(columns="error")
         numbers = [str(column) for column in frame if frame[column].dtype.kind == "f"]
         forms: Any = {**dict.fromkeys(numbers, "{:.4g}"), **{k: form for k, form in FORMS.items() if k in frame}}
         style = frame.style.format(forms, na_rep="", escape="html").format_index(escape="html")
         left: Any = [{"selector": "caption", "props": "caption-side:bottom; text-align:left"}]
-        return style.set_caption("<br>".join(map(html.escape, notes))).set_table_styles(left, overwrite=False)
+        notes = "<br>".join(map(html.escape, self.notes(titles)))
+        return style.set_caption(notes).set_table_styles(left, overwrite=False)
+
+    def _write(self, frame: pd.DataFrame) -> None:
+        """Write what was logged as text: NaN as such, and why there is no difference of curves."""
+        logged = {f"final {self._metric}": self._metric, "accuracy": "accuracy"}
+        for column in [column for column in logged if column in frame]:
+            has = [logged[column] in self.runs[title].recorded.names for title in frame.index]
+            values = [("NaN" if math.isnan(value) else f"{value:.4g}") for value in frame[column]]
+            frame[column] = [value if is_there else "" for value, is_there in zip(values, has, strict=True)]
+        first = next(iter(self.runs.values())) if self.runs else None
+        apart = [curves_apart(first.recorded, self.runs[t].recorded, self._metric) for t in frame.index if first]
+        frame[f"{self._metric} off by"] = [said or ("" if math.isnan(off) else f"{off:.2g}") for off, said in apart]
 
     def notes(self, titles: Sequence[str] | None = None) -> list[str]:
         """Say what must be known to read the table: `doubts`, what could not be seen, what memory leaves out."""
@@ -398,6 +434,10 @@ class Comparison:
         return f"Comparison({', '.join(self.titles)})"
 
     def _ipython_display_(self) -> None:
+        now = kernel.this_execution()
+        if now is not None and self._shown_in == now:  # shown while it grew
+            return
+        self._shown_in = now
         if kernel.is_interactive():
             Picker(self).draw()
             return

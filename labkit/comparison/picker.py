@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import logging
 import threading
 from typing import Any
 
@@ -9,6 +11,8 @@ import ipywidgets as widgets
 
 from labkit.ui import kernel, page, summary
 from labkit.ui.outputs import ChangingOutputs
+
+LOG = logging.getLogger(__name__)
 
 
 class Picker:
@@ -32,13 +36,24 @@ class Picker:
         kernel.display(widgets.VBox([row, self._said, self._outputs.box]))
         self._outputs.begin()
 
+    def say(self) -> None:
+        """Say what has failed, what runs, and what is to come."""
+        runs = dict(self._comparison.runs)
+        failed = [summary.as_html(run) for run in runs.values() if run.error is not None]
+        running = [title for title, run in runs.items() if not run.over.is_set()]
+        to_come = [title for title in self._comparison.titles if title not in runs]
+        states = {"running": running, "to come": to_come}
+        said = [f"{state}: {html.escape(', '.join(titles))}" for state, titles in states.items() if titles]
+        self._said.value = "<br>".join([*failed, *said])
+
     def draw(self) -> None:
-        """Draw for what is ticked now."""
+        """Draw for what is ticked now. What fails is logged: it is not to end the runs."""
         with self._drawing:
-            runs = dict(self._comparison.runs)
-            failed = [summary.as_html(run) for run in runs.values() if run.error is not None]
-            to_come = [title for title in self._comparison.titles if title not in runs]
-            self._said.value = "<br>".join([*failed, *([f"to come: {', '.join(to_come)}"] if to_come else [])])
-            titles = [title for title, box in self.boxes.items() if box.value and title in runs]
-            pictures = self._comparison.pictures(titles) if titles else []
-            self._outputs.show(pictures, self._comparison.table(titles) if titles else None)
+            try:
+                self.say()
+                runs = dict(self._comparison.runs)
+                titles = [title for title, box in self.boxes.items() if box.value and title in runs]
+                pictures = self._comparison.pictures(titles) if titles else []
+                self._outputs.show(pictures, self._comparison.table(titles) if titles else None)
+            except Exception:
+                LOG.exception("%r could not be drawn. Its runs are not affected", self._comparison)

@@ -6,22 +6,20 @@ import logging
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from labkit.comparison.curves import curves_apart as curves_apart
+from labkit.comparison.curves import mean_curve as mean_curve
 from labkit.comparison.measured import Measured
 from labkit.comparison.replay import Devices, ReplayError, replay
 from labkit.comparison.timed import Timed, clip
-from labkit.monitor.curves import points_of
-from labkit.monitor.history import SAMPLES, History
+from labkit.monitor.history import SAMPLES
 from labkit.run import Run
 from labkit.steps.intervals import subtract, union
 from labkit.trace.profiling import PARTS, Mark
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LOG = logging.getLogger(__name__)
 
@@ -223,45 +221,6 @@ def scale(kib: Iterable[float]) -> tuple[float, str]:
     """Return by what to multiply KiB, and the unit that this gives: MiB where they are many."""
     largest = max((value for value in kib if not math.isnan(value)), default=0.0)
     return (1 / 1024, "MiB") if largest >= LARGE_KIB else (1.0, "KiB")
-
-
-def mean_curve(history: History, name: str) -> pd.Series:
-    """Return the mean of a logged value over the ranks that log it, wherever all of them do, from the whole history.
-
-    By (step, count), in order: the first time that a rank logs a step has count 0, the next time 1. NaN where a rank
-    has logged NaN.
-    """
-    import pandas as pd
-
-    known, until = _mean_curves.setdefault(history, {}), history.version
-    if name not in known or known[name][0] != until:
-        ranks, steps, values = history.logged(name)
-        points, place = points_of(ranks, steps)
-        counts = np.bincount(place)
-        has_all = counts == len(np.unique(ranks))
-        with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-            means = np.bincount(place, values)[has_all] / counts[has_all]
-        known[name] = until, pd.Series(means, pd.MultiIndex.from_arrays(points[has_all].T, names=["step", "again"]))
-    return known[name][1]
-
-
-_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], pd.Series]]] = WeakKeyDictionary()
-"""Those that are known, each with how much of the history it is of: a comparison is drawn again and again."""
-
-
-def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:
-    """Return the greatest difference of two mean curves at the steps of both, and what is to be said instead, or "".
-
-    NaN where no step is in both, or a curve is not finite.
-    """
-    mine, theirs = mean_curve(one, name).align(mean_curve(other, name), join="inner")
-    if mine.empty:
-        return math.nan, "no step in both"
-    apart = (mine - theirs).abs().where(mine != theirs, 0.0)
-    lost = apart[~np.isfinite(apart)]
-    if lost.empty:
-        return float(apart.max()), ""
-    return math.nan, f"not finite (from step {lost.index.min()[0]:,})"
 
 
 def samples_per_s(run: Run) -> float:

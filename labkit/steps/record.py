@@ -67,6 +67,8 @@ class StepRecord(NamedTuple):
     """With how many the rank computed."""
     flops: float = float("nan")
     """Of one step."""
+    is_threaded: bool = False
+    """Whether other threads called the network, `nn.DataParallel`'s: what these copy, compute and keep is not seen."""
     held: Mapping[str, int] = {}
     """Bytes by kind, the most of each in one step."""
     buffers: frozenset[str] = frozenset()
@@ -77,8 +79,8 @@ class StepRecord(NamedTuple):
     """Why there is less than there should be."""
 
     def sent(self) -> float:
-        """Return the bytes that the rank sends in a step, as textbooks have each call; NaN without steps."""
-        if not self.steps:
+        """Return the bytes that the rank sends in a step, as textbooks have each call; NaN without steps, or unseen."""
+        if not self.steps or self.is_threaded:
             return float("nan")
         ranks_of = (self.groups.get((c.key or ("",))[0], self.world_size) for c in self.calls)
         of_calls = (expected_bytes(c.kind, c.size, n) for c, n in zip(self.calls, ranks_of, strict=True))

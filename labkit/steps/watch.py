@@ -202,13 +202,17 @@ class StepWatch:
         if self._counted is None:
             return
         kept, counted = self._counted
-        flops = float("nan") if self._phases.is_threaded else counted.total  # modes belong to a thread
-        held = {**self._record.held, "activations": kept.most}
+        is_threaded = self._phases.is_threaded  # hooks and modes belong to a thread
+        found = {} if is_threaded else {"activations": kept.most}
         if self._device.type == "cuda":
-            held["allocated"] = torch.cuda.max_memory_allocated(self._device)
-        self._record = self._record._replace(held=held, flops=flops)
-        if self._phases.is_threaded:
-            self._note("threads call the network (nn.DataParallel): their operations and copies are not counted")
+            found["allocated"] = torch.cuda.max_memory_allocated(self._device)
+        self._record = self._record._replace(
+            held={**self._record.held, **found},
+            flops=float("nan") if is_threaded else counted.total,
+            is_threaded=is_threaded,
+        )
+        if is_threaded:
+            self._note("threads call the network (nn.DataParallel): what they copy, compute and keep is not counted")
         if torch.autograd._profiler_enabled():
             self._give_way()
             return

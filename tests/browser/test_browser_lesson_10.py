@@ -34,7 +34,7 @@ ROW = """(cell, title) => {
         .flatMap(plot => plot._fullLayout?.yaxis?._categories ?? []);
     const rows = [...cell.querySelectorAll('tr')].filter(row => row.offsetParent);
     const row = rows.find(row => row.querySelector('th.row_heading')?.textContent.trim() === title);
-    return lanes.includes(`${title} · 1`) && row ? row.textContent : '';
+    return lanes.includes(`${title} · rank 1`) && row ? row.textContent : '';
 }"""
 """A run's row in the table, once a step of it has been drawn, too."""
 

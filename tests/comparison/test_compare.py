@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.comparison.compare import Comparison, compare
+from labkit import Comparison, compare
 from labkit.comparison.picker import Picker
 from labkit.steps.record import StepRecord
 from labkit.ui import kernel
@@ -75,6 +75,10 @@ def fails(worker, steps):
     raise ValueError("no data")
 
 
+def takes_few(worker, steps):
+    return ddp(worker, 3)
+
+
 def without_steps(worker, steps):
     worker.log(loss=1.0)
     return network().state_dict()
@@ -87,18 +91,21 @@ def test_functions_are_launched_and_held_against_the_first(tmp_path, capsys):
         compared = compare(functions, world_size={"one": 1}, on=ranks, steps=20)
         before = compared.runs["one"]
         again = compare(functions, world_size={"one": 1}, on=ranks, steps=20, live=False)
-        compared.add(mine=fails, empty=without_steps, live=False)
+        compared.add(mine=fails, empty=without_steps, few=takes_few, live=False)
         assert compared.runs["one"] is before, "only the functions given were launched"
         assert compared.runs["mine"].world_size == 2
-        failed = compared.frame().loc[["mine", "empty"]]
-        assert compared.table().data.iloc[-2, -1].startswith("failed: "), "its row says why"
+        failed = compared.frame().loc[["mine", "empty", "few"]]
+        assert compared.table().data.loc["mine"].iloc[-1].startswith("failed: "), "its row says why"
+        assert any(note.startswith("few: rank 0 took 3 steps of the 12 that are watched") for note in compared.notes())
         compared.add(mine=ddp, live=False)
-        assert list(compared.runs) == [*functions, "mine", "empty"], "the earlier one is replaced"
+        assert list(compared.runs) == [*functions, "mine", "empty", "few"], "the earlier one is replaced"
         traced = labkit.launch(ddp, 20, on=ranks, world_size=2, trace=2, live=False)
-    assert failed["status"].tolist() == ["failed", "finished"]
+    assert failed["status"].tolist() == ["failed", "finished", "finished"]
     assert "no data" in failed.loc["mine", "error"]
-    assert failed["GFLOP"].isna().all()
-    table = compared.frame()
+    assert failed.loc[["mine", "empty"], "GFLOP"].isna().all()
+    assert failed["step ms"].isna().all()
+    assert failed.loc["few", "GFLOP"] == pytest.approx(OPERATIONS / 2e9), "the third step is counted"
+    table = compared.frame().drop("few")
     assert table["ranks"].tolist() == [1, 2, 2, 2, 2, 2, 2]
     assert table.loc[["ddp", "fsdp", "mine"], "difference"].max() <= 1e-6, "shards are put together"
     assert table.loc["alone", "difference"] > 1e-4
@@ -211,7 +218,7 @@ def test_there_is_a_speed_up_only_where_nothing_is_doubted(monkeypatch):
         ([timed(ms=5.0, threads=2)], ["Ranks computed on other numbers of threads: a on 1, b on 2."]),
         ([timed(rank, 9, 5.0) for rank in range(9)], ["b: 9 ranks share 8 cores."]),
         ([timed(ms=5.0)._replace(load=(0, 0.0, 0.0, 0.0))], ["b: steps were timed for too short a while"]),
-        ([timed(ms=5.0, others=9.0, device="cuda")], []),
+        ([timed(ms=5.0, device="cuda")], ["Some computed on GPUs, some on the CPU."]),
     ):
         compared = compared_with(monkeypatch, a=[timed()], b=records)
         doubts = compared.doubts()
@@ -222,6 +229,8 @@ def test_there_is_a_speed_up_only_where_nothing_is_doubted(monkeypatch):
         assert frame["computed ms"].tolist() == [5.0, 5.0], "always"
         assert bool(said) == any("No speed-up: " in note for note in compared.notes())
     assert compared.doubts(["a"]) == []
+    gpu = timed(others=9.0, device="cuda")
+    assert compared_with(monkeypatch, a=[gpu], b=[gpu]).frame()["speed-up"].tolist() == [1.0, 1.0]
 
 
 def test_a_rank_of_which_nothing_has_come_leaves_no_number(monkeypatch):
@@ -243,6 +252,17 @@ def test_plain_runs_have_their_curves_and_a_row():
         compared.table(["dpp"])
     with pytest.raises(ValueError, match="saved as a page"):
         compared.save("page.png")
+
+
+def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
+    launched = []
+    monkeypatch.setattr(Comparison, "_launch", lambda self, functions, live: launched.extend(functions))
+
+    def takes_a_class(worker, optimizer):
+        pass
+
+    compared = compare({"a title": takes_a_class}, b=takes_a_class, optimizer=torch.optim.SGD)
+    assert launched == ["a title", "b"] == compared.titles
 
 
 def takes_a_metric(worker, metric):

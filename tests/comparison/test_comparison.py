@@ -1,3 +1,8 @@
+"""Plain runs side by side: their curves, and a row each."""
+
+import math
+import re
+
 import cloudpickle
 import numpy as np
 import pandas as pd
@@ -51,6 +56,7 @@ def test_the_table_has_a_row_per_run_in_the_order_given(two_ranks, one_rank):
     assert list(table.columns) == [
         "ranks",
         "status",
+        "error",
         "final loss",
         "accuracy",
         "loss off by",
@@ -94,7 +100,7 @@ def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
     figure, table = shown
     assert isinstance(figure, labkit.charts.Chart)
     assert isinstance(table, pd.io.formats.style.Styler)
-    assert "0.6000" in table.to_html()
+    assert ">0.6<" in table.to_html()
 
 
 def test_tables_and_pictures_are_of_the_runs_that_are_asked_for_by_title_or_slug(two_ranks, one_rank):
@@ -123,3 +129,47 @@ def test_tables_and_pictures_are_of_the_runs_that_are_asked_for_by_title_or_slug
 def test_wrong_arguments_are_refused_with_what_was_found(two_ranks, runs, metric, error, said):
     with pytest.raises(error, match=said):
         labkit.compare(runs(two_ranks), metric)
+
+
+# The table that people read
+
+
+def a_run(*losses, **columns_of):
+    return run_of(log(0, range(len(losses)), loss=losses, **columns_of), world_size=1)
+
+
+def test_a_run_that_diverged_says_so_in_the_table_and_not_that_it_is_equal():
+    compared = labkit.compare({"good": a_run(2.0, 1.0, 0.5), "bad": a_run(2.0, 1.0, math.nan)})
+    frame, said = compared.frame(), compared.table().data
+    assert math.isnan(frame.loc["bad", "loss off by"])
+    assert said.loc["bad", "loss off by"] == "not finite (from step 2)"
+    assert said.loc["bad", "final loss"] == "NaN"
+    assert said.loc["good", "loss off by"] == "0"
+
+
+def test_what_was_not_logged_is_left_empty_and_nan_is_not():
+    silent = run_of(log(0, [1], other=[1.0]), world_size=1)
+    rows = re.findall("<td[^>]*>(.*?)</td>", labkit.compare({"a": a_run(1.0), "silent": silent}).table().to_html())
+    assert rows.count("") == 2, "its final loss, and how far that is off"
+    assert "samples" not in "".join(rows)
+    assert not any("nan" in row.lower() for row in rows)
+    assert ">NaN</td>" in labkit.compare({"a": a_run(1.0), "b": a_run(1.0, accuracy=[math.nan])}).table().to_html()
+
+
+def test_titles_and_errors_are_escaped_in_the_table():
+    table = labkit.compare({"<b>bold</b>": a_run(1.0)}).table().to_html()
+    assert "<b>" not in table
+    assert "&lt;b&gt;bold" in table
+
+
+def test_a_comparison_shows_itself_once_in_a_cell(two_ranks, monkeypatch):
+    """`labkit.compare(…)` that has shown itself while it grew may be the last expression of its cell, too."""
+    shown, executions = [], iter(["first cell", "first cell", "second cell"])
+    monkeypatch.setattr(kernel, "display", shown.append)
+    monkeypatch.setattr(kernel, "this_execution", lambda: next(executions))
+    compared = labkit.compare({"DDP": two_ranks})
+    counts = []
+    for _ in range(3):
+        compared._ipython_display_()
+        counts.append(len(shown))
+    assert counts == [2, 2, 4], "and in another cell again"

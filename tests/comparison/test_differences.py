@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from course import benchmark
 from course.pitfalls import helpers
-from labkit.comparison import comparison as comparison_module
-from labkit.comparison.comparison import Comparison
+from labkit.comparison.curves import curves_apart, mean_curve
 from labkit.comparison.differences import (
     Piece,
     Unknown,
@@ -30,13 +26,8 @@ from labkit.comparison.differences import (
     weights_difference,
     whole,
 )
-from labkit.comparison.measured import Measured
-from labkit.comparison.program import Program
-from labkit.comparison.reading import curves_apart, mean_curve
-from labkit.comparison.timed import Timed
 from labkit.monitor.history import History
-from labkit.ui.charts import Chart
-from tests.comparison.test_comparison import log, run_of
+from tests.comparison.test_comparison import log
 from tests.conftest import shared_session
 
 NAN, INF = math.nan, math.inf
@@ -271,112 +262,6 @@ def test_the_parts_of_a_sharded_model_are_compared_by_their_placements():
     assert weights_difference(plain, fsdp)[:2] == (pytest.approx(0.25), "2.weight")
 
 
-# What is launched
-
-
-def batches(worker, steps):
-    generator = torch.Generator().manual_seed(1 + worker.rank)
-    return [torch.randn(8, 6, generator=generator) for _ in range(steps)]
-
-
-def trained(worker, steps, model, wrapped):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for inputs in batches(worker, steps):
-        optimizer.zero_grad()
-        loss = wrapped(inputs).square().mean()
-        loss.backward()
-        optimizer.step()
-        worker.log(loss=loss.item())
-    return model.state_dict()
-
-
-def network(*more):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), *more)
-    model.register_buffer("mask", torch.ones(4, 4).tril().bool())
-    model.register_buffer("nothing", torch.empty(0))
-    return model
-
-
-def ddp(worker, steps):
-    model = network(nn.BatchNorm1d(4))
-    return trained(worker, steps, model, DistributedDataParallel(model))
-
-
-def fsdp(worker, steps):
-    from torch.distributed.fsdp import fully_shard
-
-    model = fully_shard(network())
-    return trained(worker, steps, model, model)
-
-
-def diverges(worker, steps):
-    state = ddp(worker, steps)
-    state["0.bias"][-1] = NAN
-    worker.log(step=steps, loss=NAN)
-    return state
-
-
-@pytest.mark.spawns
-def test_masks_empty_tensors_shards_and_what_diverged_are_compared_and_cost_no_table(capsys):
-    with shared_session(2) as ranks:
-        compared = labkit.compare(ddp=ddp, again=ddp, nan=diverges, fsdp=fsdp, on=ranks, world_size=2, steps=14)
-    frame, said = compared.frame(), compared.table().data["weights, compared with ddp"]
-    assert said["ddp"].startswith("equal; buffers differ by rank, off by"), "DDP leaves each rank its statistics"
-    assert said["again"] == said["ddp"]
-    assert frame.loc["again", "difference"] == 0
-    assert frame.loc["again", "loss off by"] == 0
-    assert said["nan"].startswith("not finite (0.bias)")
-    assert math.isnan(frame.loc["nan", "difference"])
-    assert compared.table().data.loc["nan", "final loss"] == "NaN"
-    assert said["fsdp"].startswith("other names: only in the first run 1.")
-    assert len(compared.pictures()) == 4
-    assert "not finite (0.bias)" in capsys.readouterr().out, "where there is no notebook the table is printed"
-
-
-def halves(worker, steps):
-    """DDP that sends its gradients in 16 bits."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    model = nn.Linear(64, 64, bias=False)
-    wrapped = DistributedDataParallel(model)
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return steps_of(worker, steps, model, wrapped)
-
-
-def bytes_around(worker, steps):
-    """A broadcast of 64 KiB in 8 bits after each step."""
-    return steps_of(worker, steps, nn.Linear(64, 64), None, lambda: dist.broadcast(torch.ones(65536).byte(), 0))
-
-
-def in_pairs(worker, steps):
-    """An all-reduce of 64 KiB among two of four ranks after each step."""
-    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][worker.rank // 2]
-    return steps_of(worker, steps, nn.Linear(64, 64), None, lambda: dist.all_reduce(torch.ones(16384), group=pair))
-
-
-def steps_of(worker, steps, model, wrapped=None, then=lambda: None):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (wrapped or model)(torch.randn(4, 64)).square().mean().backward()
-        optimizer.step()
-        then()
-    worker.log(loss=0.0)
-
-
-@pytest.mark.spawns
-def test_the_formula_goes_by_the_type_and_the_group_of_each_message():
-    functions = {"halves": halves, "bytes": bytes_around, "pairs": in_pairs}
-    with shared_session(4) as ranks:
-        table = labkit.compare(functions, on=ranks, world_size=4, steps=14).frame()
-    assert table.loc["halves", "sent KiB"] == 2 * 3 / 4 * 64 * 64 * 2 / 1024
-    assert table.loc["bytes", "sent KiB"] == 3 / 4 * 64
-    assert table.loc["pairs", "sent KiB"] == 2 * 1 / 2 * 64
-    for title, row in table.iterrows():
-        assert row["wire KiB"] == pytest.approx(row["sent KiB"], rel=0.25), title
-
-
 # Curves
 
 
@@ -423,62 +308,6 @@ def test_one_step_of_a_long_run_that_is_off_is_seen():
 def test_how_far_curves_are_apart(one, other, off, said):
     found = curves_apart(history_of(one), history_of(other), "loss")
     assert found == (pytest.approx(off, nan_ok=True), said)
-
-
-# The table
-
-
-def a_run(*losses, **columns_of):
-    return run_of(log(0, range(len(losses)), loss=losses, **columns_of), world_size=1)
-
-
-def test_a_run_that_diverged_says_so_in_the_table_and_not_that_it_is_equal():
-    compared = labkit.compare({"good": a_run(2.0, 1.0, 0.5), "bad": a_run(2.0, 1.0, NAN)})
-    frame, said = compared.frame(), compared.table().data
-    assert math.isnan(frame.loc["bad", "loss off by"])
-    assert said.loc["bad", "loss off by"] == "not finite (from step 2)"
-    assert said.loc["bad", "final loss"] == "NaN"
-    assert said.loc["good", "loss off by"] == 0
-    assert "not finite (from step 2)" in compared.table().to_html()
-
-
-def test_what_was_not_logged_is_left_empty_and_nan_is_not():
-    silent = run_of(log(0, [1], other=[1.0]), world_size=1)
-    rows = re.findall("<td[^>]*>(.*?)</td>", labkit.compare({"a": a_run(1.0), "silent": silent}).table().to_html())
-    assert rows.count("") == 2, "its final loss, and how far that is off"
-    assert "samples" not in "".join(rows)
-    assert not any("nan" in row.lower() for row in rows)
-    assert ">NaN</td>" in labkit.compare({"a": a_run(1.0), "b": a_run(1.0, accuracy=[NAN])}).table().to_html()
-
-
-class Broken(Measured):
-    """A measurement whose columns cannot be had."""
-
-    @property
-    def weights(self):
-        raise KeyError("<no column>")
-
-
-def test_a_column_that_cannot_be_computed_costs_neither_table_nor_pictures(monkeypatch, caplog):
-    run = a_run(2.0, 1.0)
-    run._state.ranks[0].result = Broken(None, Timed(), (), Program(), 0.0, {})
-    compared = labkit.compare({"plain": a_run(2.0, 1.0), "broken": run})
-    monkeypatch.setattr(comparison_module, "samples_per_s", lambda run: 1 / 0)
-    frame = compared.frame()
-    assert frame["final loss"].tolist() == [1.0, 1.0]
-    table = compared.table()
-    assert table.data.loc["broken", "weights, compared with broken"] == "not comparable: KeyError: '<no column>'"
-    assert "&lt;no column&gt;" in table.to_html()
-    monkeypatch.setattr(Comparison, "figure", lambda *_: 1 / 0)
-    (picture,) = compared.pictures()
-    assert isinstance(picture, Chart)
-    assert picture.layout.annotations[0].text == "not comparable: ZeroDivisionError: division by zero"
-
-
-def test_titles_and_errors_are_escaped_in_the_table():
-    table = labkit.compare({"<b>bold</b>": a_run(1.0)}).table().to_html()
-    assert "<b>" not in table
-    assert "&lt;b&gt;bold" in table
 
 
 def test_exercises_do_not_take_nan_for_right():

@@ -156,20 +156,20 @@ BROKEN = {
     "10_compare": (
         "dist.send(inputs.grad, 0)",
         "dist.send(inputs.grad / 2, 0)",
-        "model parallel computes another step than one process",
-        {"steps": 14},
+        "all compute the step of one process",
+        {"steps": 14, "batch_size": 256},
     ),
-    "10_compare: small buckets": (
+    "10_compare: no second copy": (
         "model = DistributedDataParallel(model)",
-        "model = DistributedDataParallel(model, bucket_cap_mb=0.01)",
-        "a small network's gradients travel in one bucket",
-        {"steps": 14},
+        "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
+        "and a second copy of the gradients",
+        {"steps": 14, "batch_size": 256},
     ),
     "10_compare: whole batches": (
         "t.chunk(worker.world_size)[worker.rank] for t",
         "t for t",
-        "each of DDP's devices computes its part",
-        {"steps": 14},
+        "each rank of DDP computes its part",
+        {"steps": 14, "batch_size": 256},
     ),
     "11_scaling": (
         "share = split(batch, n)[worker.rank]",

@@ -4,7 +4,7 @@ from array import array
 import numpy as np
 import pytest
 
-from labkit.comparison.reading import mean_curve
+from labkit.comparison.curves import mean_curve
 from labkit.monitor.curves import Mean
 from labkit.monitor.history import PANELS, History, Thinned
 from labkit.protocol.events import Log

@@ -251,7 +251,7 @@ UNDECIDED = {
         2,
         "it measures how far 16 bits are off, and CUDA's autocast leaves the CPU's tensors alone",
     ),
-    "10_compare": (2, "it checks when gradients travel within a step, and a pretended device has no time of its own"),
+    "10_compare": (2, "it counts NCCL's calls by the profiler's events, and a pretended device has none"),
     "14b_who_is_late": (1, "it needs steps that are shorter than loading, and a pretended device is as slow as a CPU"),
     "22_cutting_layers": (
         4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -290,6 +291,28 @@ def test_buffers_are_known_by_the_last_part_of_their_names():
 
 def test_data_parallel_without_a_second_gpu_is_said_to_be_one_process():
     assert "nn.DataParallel has no second GPU here" in recorded(train, 12, nn.DataParallel)[1].unknown
+
+
+class Threaded(nn.Module):
+    """Calls its network in a thread, as nn.DataParallel does on GPUs."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.model, inputs).result()
+
+
+def test_of_what_threads_do_nothing_is_told_and_not_zero():
+    found = recorded(train, 14, Threaded, plan=Plan())[1]
+    assert found.is_threaded
+    assert math.isnan(found.flops)
+    assert math.isnan(found.sent())
+    assert "activations" not in found.held
+    assert found.held["parameters"] == 4 * WEIGHTS
+    assert "threads call the network (nn.DataParallel)" in found.unknown
 
 
 # On ranks

@@ -29,17 +29,24 @@ from tests.tools.course_table import course as lessons_of_the_course
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = Path(__file__).parent / "site"
 NOTEBOOKS = ROOT / "notebooks"
-GUIDE = ("set_up", "launch", "your_notebook", "your_code", "recipes", "clusters", "lessons", "figures", "limits")
+GUIDE = (
+    "set_up",
+    "launch",
+    "compare",
+    "your_notebook",
+    "your_code",
+    "recipes",
+    "clusters",
+    "lessons",
+    "figures",
+    "limits",
+)
 """The pages of notebooks/guide, in the order in which one reads them."""
 
 ERRORS = {"gpu": "GPU", "slurm": "SLURM", "labkit_failed": "labkit failed"}
 """Titles of errors' pages that are no plain words."""
 
 RETURNED = {
-    "comparison.hardware": ("Device", "DEVICES"),
-    "comparison.reading": ("columns",),
-    "comparison.replay": ("Devices",),
-    "comparison.measured": ("Measured",),
     "launchers.ray.working_dir": ("without_runs",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
