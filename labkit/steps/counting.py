@@ -133,7 +133,8 @@ class Activations:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._weights = {local(p).untyped_storage()._cdata: p for p in parameters}  # which stay, so that numbers do
-        self._kept: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}
+        """Bytes that are kept now, by storage."""
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self.now = self.most = 0
 
@@ -166,13 +167,13 @@ class Activations:
 
     def count(self, key: int, size: int, is_new: bool) -> None:
         """Note that autograd keeps a storage once more, or once less."""
-        sizes = self._kept.setdefault(key, [])
+        sizes = self.kept.setdefault(key, [])
         before = max(sizes, default=0)
         sizes.append(size) if is_new else sizes.remove(size)
         self.now += max(sizes, default=0) - before
         self.most = max(self.most, self.now)
         if not sizes:
-            del self._kept[key]
+            del self.kept[key]
 
 
 class _Kept:

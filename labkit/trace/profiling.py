@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 
+from labkit.steps.counting import Activations as Activations
 from labkit.steps.intervals import length, partition, union
 from labkit.system import host
 
@@ -90,26 +91,21 @@ def split(marks: list[Mark]) -> dict[str, float]:
     return {**dict.fromkeys(PARTS, 0.0), **{part: length(when) for part, when in found.items()}}
 
 
-def bytes_sent() -> int:
-    """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
+def bytes_sent() -> float:
+    """Bytes that this rank has sent over TCP connections that are still open, retransmissions excluded.
 
     What the system counted (Linux's TCP_INFO), gloo's own headers and the traffic with the rendezvous store included.
-    Raises OSError where the system does not count.
-    """
-    return host.bytes_sent()
-
-
-def counted_sent() -> float:
-    """Bytes that this rank has sent so far, or NaN where nobody counts them: only Linux does, and only gloo's.
-
-    NCCL sends through NVLink, shared memory or InfiniBand, of which TCP's counters know nothing.
+    NaN where nobody counts: on other systems, and with NCCL, which sends through NVLink, shared memory or InfiniBand.
     """
     if dist.is_initialized() and "nccl" in dist.get_backend():
         return float("nan")
     try:
-        return bytes_sent()
+        return host.bytes_sent()
     except OSError:
         return float("nan")
+
+
+counted_sent = bytes_sent
 
 
 def local(tensor: Tensor) -> Tensor:

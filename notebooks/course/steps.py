@@ -61,13 +61,13 @@ def take_steps(
     before = 0.0
     for step, (images, labels) in enumerate(itertools.islice(whole_batches, steps)):
         if step == 1:
-            before = labkit.profiling.counted_sent()
+            before = labkit.profiling.bytes_sent()
         loss = cross_entropy((call or model)(images.chunk(parts)[part]), labels.chunk(parts)[part])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         worker.log(loss=loss.item(), samples=len(images) / dist.get_world_size())
-    sent = (labkit.profiling.counted_sent() - before) / (steps - 1)
+    sent = (labkit.profiling.bytes_sent() - before) / (steps - 1)
     weights = {name: gathered(tensor) for name, tensor in model.state_dict().items()}
     return Steps(labkit.profiling.tensor_bytes(model, optimizer), sent, weights)
 

@@ -53,12 +53,12 @@ def test_what_is_counted_without_computing_is_what_a_real_forward_pass_keeps(pre
     model = GPT(3, 32, 4, dropout, experts)
     model = model.double() if precision == "float64" else model
     tokens = torch.randint(256, (8, 32))
-    with profiling.activations(model) as kept:
+    with profiling.Activations(model.parameters()) as kept:
         with torch.autocast("cpu", torch.bfloat16, precision != "float64"):
             logits = model(tokens)
         loss = mean_loss(logits.float() if precision != "float64" else logits, tokens)
     loss.backward()
-    assert of_gpt(model=model, precision=precision)[0].activations == pytest.approx(kept["activations"], rel=0.002)
+    assert of_gpt(model=model, precision=precision)[0].activations == pytest.approx(kept.most, rel=0.002)
 
 
 @pytest.mark.parametrize(("precision", "logits"), [("bf16", 4), ("float32", 4)])

@@ -62,11 +62,13 @@ def of_a_step(trainer, batch):
     trainer.step(*batch)
     gc.collect()
     gc.freeze()
-    with profiling.activations(trainer.model) as kept, Buffers(trainer.model, profiling.kept_now()) as buffers:
+    kept = profiling.Activations(trainer.model.parameters())
+    with kept, Buffers(trainer.model, kept.kept) as buffers:
         trainer.step(*batch)
         buffers.most = 0
         trainer.step(*batch)
-    sizes = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
+    sizes = profiling.tensor_bytes(trainer.model, trainer.optimizer)
+    sizes |= {"activations": kept.most, "communication": buffers.most}
     sizes["parameters"] += profiling.size_bytes(trainer.model.buffers())
     gc.unfreeze()
     return sizes

@@ -1,7 +1,7 @@
 """Compare what `course.scaling.predict_memory` predicts with what ranks really hold, by part, for every strategy.
 
 Parameters, gradients and optimizer state by `labkit.profiling.tensor_bytes`, activations by
-`labkit.profiling.activations`; buffers of communication are what is handed to collectives and messages (`Buffers`), and
+`labkit.profiling.Activations`; buffers of communication are what is handed to collectives and messages (`Buffers`), and
 the gradients that zero bubble keeps between its two backward passes are counted with the activations. In float64; bf16
 in float32.
 """
@@ -25,6 +25,7 @@ import labkit
 from course.scaling import Memory, predict_memory
 from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
 from labkit import profiling
+from labkit.steps.counting import local
 from tests.support.gpt_training import OPTIMIZER
 
 BATCH_SIZE, TIME = 8, 32
@@ -53,7 +54,7 @@ class Buffers(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             for tensor in tree_leaves((args, kwargs, result)):
                 if isinstance(tensor, Tensor) and not tensor.is_sparse:
-                    storage = profiling.local(tensor).untyped_storage()
+                    storage = local(tensor).untyped_storage()
                     self.handed[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.look()
         return result
@@ -89,7 +90,7 @@ class Buffers(TorchDispatchMode):
         self.handed = {key: found for key, found in self.handed.items() if not found[0].expired()}
         own = {key(t) for p in self.model.parameters() for t in (p, p.grad) if t is not None}
         live = {at: size for at, (_, size) in self.handed.items() if at not in own and at not in self.kept}
-        live |= {key(t): profiling.local(t).untyped_storage().nbytes() for t in self.gathered()}
+        live |= {key(t): local(t).untyped_storage().nbytes() for t in self.gathered()}
         self.most = max(self.most, sum(live.values()))
         waiting = {key(t): t.untyped_storage().nbytes() for t in self.waiting()}
         between = sum(size for at, size in waiting.items() if at not in self.handed and at not in self.kept)
@@ -99,7 +100,7 @@ class Buffers(TorchDispatchMode):
 def key(tensor: Tensor) -> int:
     """Return what tells a tensor's storage from others, as long as it is there."""
     tensor = tensor._values() if tensor.is_sparse else tensor
-    return profiling.local(tensor).untyped_storage()._cdata
+    return local(tensor).untyped_storage()._cdata
 
 
 def _groups(state: Any) -> list[Any]:
@@ -129,15 +130,16 @@ def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: 
         trainer.step(inputs, targets)
         gc.collect()
         gc.freeze()  # what is here already need not be looked through again and again
-        with profiling.activations(trainer.model) as kept, Buffers(trainer.model, profiling.kept_now()) as buffers:
+        counted = profiling.Activations(trainer.model.parameters())
+        with counted, Buffers(trainer.model, counted.kept) as buffers:
             trainer.step(inputs, targets)  # DDP's buckets stay, and are known from here on
             buffers.most = 0
             trainer.step(inputs, targets)
-        kept["activations"] = max(kept["activations"], buffers.most_kept)
+        most = max(counted.most, buffers.most_kept)
         if strategy is Recomputation:
-            kept["activations"] = max(kept["activations"], recomputing(trainer, inputs))
-        sizes = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
-        found[strategy.title] = sizes
+            most = max(most, recomputing(trainer, inputs))
+        sizes = profiling.tensor_bytes(trainer.model, trainer.optimizer)
+        found[strategy.title] = {**sizes, "activations": most, "communication": buffers.most}
         gc.unfreeze()
         dist.barrier()
     return found
@@ -147,7 +149,7 @@ def recomputing(trainer: GPTStrategy, inputs: Tensor) -> int:
     """Return the bytes of all blocks' inputs and of what one block keeps, which checkpoint's own hooks hide."""
     features = trainer.network.embedding(trainer.local_batch(inputs)).detach().requires_grad_()  # type: ignore[misc]
     block: Any = trainer.network.blocks["0"]
-    with profiling.activations(trainer.model) as own:
+    with profiling.Activations(trainer.model.parameters()) as own:
         result = type(block).forward(block, features)
     del result
-    return (len(trainer.network.blocks) - 1) * profiling.size_bytes([features]) + own["activations"]
+    return (len(trainer.network.blocks) - 1) * profiling.size_bytes([features]) + own.most

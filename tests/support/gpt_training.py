@@ -64,9 +64,9 @@ def train_all(
             losses.append(None if loss is None else loss.item())
             sent.append(profiling.bytes_sent() - before)
         weights = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
-        with profiling.activations(trainer.model) as kept:
+        with profiling.Activations(trainer.model.parameters()) as kept:
             trainer.step(inputs, targets)
-        memory = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept}
+        memory = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), "activations": kept.most}
         marks = {mark.what for mark in clock.steps[-1]}
         expected = trainer.bytes_expected(BATCH_SIZE)
         found[strategy.title] = Found(weights, losses, statistics.fmean(sent[2:]), expected, memory, marks)

@@ -35,13 +35,13 @@ def test_of_nccl_the_time_on_the_device_counts_not_that_of_handing_over():
 def test_bytes_that_nobody_counts_are_not_a_number(monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    assert math.isnan(profiling.counted_sent()), "NCCL does not send by TCP"
+    assert math.isnan(profiling.bytes_sent()), "NCCL does not send by TCP"
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(profiling, "bytes_sent", lambda: 5)
-    assert profiling.counted_sent() == 5
+    monkeypatch.setattr(profiling.host, "bytes_sent", lambda: 5)
+    assert profiling.bytes_sent() == 5
 
     def no_count():
         raise OSError("only Linux says how much a socket has sent")
 
-    monkeypatch.setattr(profiling, "bytes_sent", no_count)
-    assert math.isnan(profiling.counted_sent())
+    monkeypatch.setattr(profiling.host, "bytes_sent", no_count)
+    assert math.isnan(profiling.bytes_sent())

@@ -9,7 +9,7 @@ from torch import nn
 
 from course.exercises.base import Exercise
 from course.exercises.trial import Trial
-from labkit.trace.profiling import activations
+from labkit import profiling
 
 EXERCISE = Exercise(
     lesson="21",
@@ -68,7 +68,7 @@ def trial(t: Trial, width: int, depth: int) -> None:
 def _compare(t: Trial, width: int, depth: int) -> None:
     torch.manual_seed(t.case)
     blocks, x, gradient = blocks_of(width, depth), torch.randn(7, width), torch.randn(7, width)
-    with activations(blocks) as one:
+    with profiling.Activations(blocks.parameters()) as one:
         kept = blocks[0](x.clone().requires_grad_())
     del kept
     given, handed = x.clone(), gradient.clone()
@@ -84,7 +84,7 @@ def _compare(t: Trial, width: int, depth: int) -> None:
     }
     expected = once(_plain)
     parameters = [p.grad.clone() for p in blocks.parameters() if p.grad is not None]
-    with activations(blocks) as held:
+    with profiling.Activations(blocks.parameters()) as held:
         found = once(t.call)
     t.equal("the gradient of x", found, expected, None, known)
     for (name, parameter), right in zip(blocks.named_parameters(), parameters, strict=True):
@@ -92,7 +92,7 @@ def _compare(t: Trial, width: int, depth: int) -> None:
         t.equal(f"{name}.grad", parameter.grad, right)
     t.unchanged("x", given, x)
     t.unchanged("gradient", handed, gradient)
-    most, limit = held["activations"], one["activations"]
+    most, limit = held.most, one.most
     t.require(
         most <= limit, f"{most:,} B were kept for the backward pass at once, one block leaves {limit:,} B: all at once?"
     )

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from course.chain import blocks, layers
 from course.scaling import parameters
-from course.scaling.counting import fake, kept, kept_now_bytes
+from course.scaling.counting import fake, kept
 from course.scaling.parameters import Tensors
 from course.scaling.parts import Memory, Precision, equal_part, state_bytes
 from labkit.protocol.text import titled
-from labkit.trace.profiling import activations
+from labkit.steps.counting import Activations
 
 WAYS = ("one process", "DDP", "ZeRO-1", "FSDP2")
 
@@ -167,20 +167,20 @@ def _most_of_a_block(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     `checkpoint` has hooks of its own, which hide that from others.
     """
     before: list[int] = []
-    most = 0
+    most, counted = 0, Activations(model.parameters())
 
     def begin(*_: Any) -> None:
-        before.append(kept_now_bytes())
+        before.append(counted.now)
 
     def end(*_: Any) -> None:
         nonlocal most
-        most = max(most, kept_now_bytes() - before.pop())
+        most = max(most, counted.now - before.pop())
 
     hooks: list[Any] = []
     for block in recomputed_blocks(model):
         hooks += [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
     try:
-        with activations(model):
+        with counted:
             value = forward()
             del value
     finally:

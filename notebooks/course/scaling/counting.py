@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from course.scaling.schedules import Kept
-from labkit.trace.profiling import activations, kept_now, local
+from labkit.steps.counting import Activations, local
 
 
 @contextlib.contextmanager
@@ -32,20 +32,15 @@ def fake(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def kept_now_bytes() -> int:
-    """Return the bytes that `activations`, which must be counting, finds kept at the time."""
-    return sum(max(sizes) for sizes in kept_now().values())
-
-
 def kept(model: nn.Module, forward: Callable[[], Any]) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, the weights of `model` excluded.
 
     A storage counts once. Nothing is computed inside `fake`.
     """
-    with activations(model) as counted:
+    with Activations(model.parameters()) as counted:
         result = forward()
     del result
-    return counted["activations"]
+    return counted.most
 
 
 def kept_in_halves(model: nn.Module, inputs: Tensor, forward: Callable[[], Tensor]) -> Kept:
@@ -56,22 +51,22 @@ def kept_in_halves(model: nn.Module, inputs: Tensor, forward: Callable[[], Tenso
     """
     from torch.distributed.pipelining._backward import stage_backward_input
 
-    with activations(model) as counted:
+    with Activations(model.parameters()) as counted:
         outputs = forward()
         if not inputs.requires_grad:  # the first stage, of which nothing is done before the second half
-            between = kept_now_bytes()
+            between = counted.now
             return Kept(between, between, between)
         received = None if outputs.dim() == 0 else [torch.empty_like(outputs)]
         groups = stage_backward_input([outputs], received, [inputs], model.parameters())[1]
-        between = kept_now_bytes()
+        between = counted.now
         grads = (grad for group in groups for of_layer in group["grads"] for grad in of_layer if grad is not None)
         storages = {storage._cdata: storage.nbytes() for storage in (local(grad).untyped_storage() for grad in grads)}
-        for other in kept_now():
+        for other in counted.kept:
             storages.pop(other, None)
         for message in received or ():
             storages.pop(message.untyped_storage()._cdata, None)
     gradients = sum(storages.values())
-    return Kept(counted["activations"], counted["activations"] + gradients, between + gradients)
+    return Kept(counted.most, counted.most + gradients, between + gradients)
 
 
 class KeepInput(torch.autograd.Function):

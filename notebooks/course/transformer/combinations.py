@@ -14,7 +14,7 @@ from course.transformer.base import all_reduce_flat, equal_part, ring
 from course.transformer.gpt import GPT
 from course.transformer.pipelines import OneFOneB
 from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
-from labkit.trace.profiling import local
+from labkit.steps.counting import local
 
 
 class FSDP2TensorParallel(TensorParallel):

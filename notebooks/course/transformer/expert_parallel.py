@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from course.transformer.base import DataParallelGPT, all_reduce_flat, ring
 from course.transformer.experts import Experts
 from course.transformer.gpt import GPT
-from labkit.trace.profiling import size_bytes
+from labkit.steps.counting import size_bytes
 
 
 class AllToAll(torch.autograd.Function):

@@ -14,7 +14,7 @@ from course.strategies.sharding import reduce_scatters
 from course.transformer.base import equal_part, ring
 from course.transformer.gpt import GPT
 from course.transformer.tensor_parallel import TensorParallel, check_heads
-from labkit.trace.profiling import size_bytes
+from labkit.steps.counting import size_bytes
 
 
 class SequenceParallel(TensorParallel):

@@ -9,7 +9,7 @@ import torch
 from course.strategies.sharding import zero_redundancy
 from course.transformer.base import ring
 from course.transformer.ddp import DDP
-from labkit.trace.profiling import size_bytes
+from labkit.steps.counting import size_bytes
 
 
 class ZeRO1(DDP):
