@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from labkit.debugger import Debugger
 from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming
 from labkit.engines.base import Target
@@ -18,7 +20,7 @@ from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.text import printable
 from labkit.rank import scripts, settings
-from labkit.rank.device import place, usable_gpus
+from labkit.rank.device import place
 from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted
 from labkit.system import threads
@@ -95,7 +97,7 @@ def launch(
     bundles = tuple(name for name, given in {"args": args, "kwargs": kwargs}.items() if given)
     args, kwargs = (*positional, *args), {**named, **(kwargs or {})}
     is_here = on is None or (isinstance(on, Target) and on.is_here)
-    gpus = usable_gpus() if is_here else None
+    gpus = torch.cuda.device_count() if is_here else None
     asked = LaunchArgs(
         *(fn, args, kwargs, world_size, live, wait, trace, backend, stall_s, pg_timeout_s),
         *(seed, name, on, watch, device, bundles),

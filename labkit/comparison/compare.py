@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from labkit.comparison import differences
 from labkit.comparison.curves import curves_apart, samples_per_s
@@ -25,7 +26,6 @@ from labkit.engines.arguments import check_first_parameter, check_world_size, na
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable, titled
-from labkit.rank.device import usable_gpus
 from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.session import Session
@@ -531,4 +531,4 @@ def _ranks_of(functions: Mapping[str, Any], world_size: Any) -> dict[str, int]:
             f"world_size has ranks for {', '.join(sorted(unknown))}; functions are: {', '.join(functions) or 'none'}"
         )
     default = None if isinstance(world_size, Mapping) else world_size
-    return {title: check_world_size(by_title.get(title, default), usable_gpus()) for title in functions}
+    return {title: check_world_size(by_title.get(title, default), torch.cuda.device_count()) for title in functions}

@@ -223,13 +223,13 @@ def _check_logged(runs: Mapping[str, Run], metric: str) -> None:
 
 def _ranks_of(functions: Mapping[str, Any], world_size: Any) -> dict[str, int]:
     """Return the number of ranks of each function."""
-    from labkit.rank.device import usable_gpus
-
     by_title = dict(world_size) if isinstance(world_size, Mapping) else {}
     if unknown := by_title.keys() - functions.keys():
         raise ValueError(
             f"world_size has ranks for {', '.join(sorted(unknown))}; functions are: {', '.join(functions) or 'none'}"
         )
     default = None if isinstance(world_size, Mapping) else world_size
-    gpus = usable_gpus()
+    import torch
+
+    gpus = torch.cuda.device_count()
     return {title: check_world_size(by_title.get(title, default), gpus) for title in functions}

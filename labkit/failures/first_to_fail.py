@@ -12,7 +12,7 @@ from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFac
 from labkit.failures.grouping import in_lines
 from labkit.failures.known_errors import recognise
 
-CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|cuDNN error|CUBLAS_STATUS")
+CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|NVIDIA driver|No CUDA GPUs|cuDNN error|CUBLAS_STATUS")
 """How PyTorch reports that a GPU has failed or cannot be used; a full memory is reported otherwise."""
 
 SEEN_LATE_S = 0.25

@@ -6,9 +6,8 @@
     no GPU that can be used              the CPU; gloo                   ValueError
 
 NCCL refuses two ranks on one GPU. gloo reduces, broadcasts and gathers CUDA tensors by way of the CPU, but cannot send
-them, and has none of what DTensor rests on: FSDP2, tensor parallel, pipelines and ring attention would kill their rank
-by a signal. So ranks share a GPU only where the reader asks for it, and what gloo cannot do there is an error in
-words.
+them, and has none of what DTensor rests on: FSDP2, tensor parallel, pipelines and ring attention fail, or kill their
+rank by a signal. So ranks share a GPU only where you ask for it, and the run says so.
 
 Ranks on the CPU see no GPU: `torch.cuda.is_available()` is False there, for code that decides by that.
 
@@ -18,32 +17,23 @@ under torchrun; one that shares a GPU has one as soon as it puts something there
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import socket
-import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.pages import help_hint, reader_stacklevel
+from labkit.protocol.pages import help_hint
 from labkit.rank.local_rendezvous import exchange
-from labkit.system import driver
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
 
 OWN_GPU = "cpu:gloo,cuda:nccl"
 """Backend of ranks with a GPU each: PyTorch's own default, under which scripts may reduce CPU tensors, too."""
-
-PROBE_S = 30.0
-"""How long the driver may take to answer; on a machine with many GPUs that sleep it takes seconds."""
 
 
 class Placement(NamedTuple):
@@ -84,68 +74,6 @@ def place(
 def is_nccl(backend: str | None) -> bool:
     """Whether CUDA tensors go by NCCL."""
     return backend is not None and any(part.rpartition(":")[2] == "nccl" for part in backend.split(","))
-
-
-# The GPUs that can be used
-
-
-def usable_gpus() -> int:
-    """Return how many GPUs the ranks of this machine can use; says once why, if that is fewer than there are.
-
-    PyTorch counts by NVML, without initialising CUDA: also those that CUDA refuses, because the driver is too old for
-    the wheel, because a container lacks a part of the driver, or because they are split (MIG). So the driver is asked,
-    too, in a process of its own: asking it here would keep the notebook's forked children from using CUDA.
-    """
-    count = torch.cuda.device_count()
-    if not count or torch.cuda.is_initialized():
-        return count
-    can_use, why = _asked(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
-    if why:
-        _say_once(why)
-    return can_use
-
-
-@functools.cache
-def _asked(visible: str | None, count: int) -> tuple[int, str]:
-    """Return how many GPUs CUDA itself finds, and why it is not `count`; "" if it is."""
-    try:
-        program = [sys.executable, driver.__file__]
-        asked = subprocess.run(program, capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL)
-        found = json.loads(asked.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return count, f"the driver could not be asked whether the GPUs can be used ({type(error).__name__})"
-    return judge(found, count, torch.version.cuda or "")
-
-
-def judge(found: dict[str, Any], count: int, built_for: str) -> tuple[int, str]:
-    """Return how many of `count` GPUs can be used, and why not all, by what the driver has said."""
-    if not built_for:
-        return count, ""
-    driver = found.get("version", 0)
-    have, need = f"{driver // 1000}.{driver % 1000 // 10}", int(built_for.partition(".")[0])
-    if error := found.get("error"):
-        return 0, f"{_gpus(count)} cannot be used: {error}. The ranks compute on the CPU"
-    if driver // 1000 < need:
-        return 0, (
-            f"{_gpus(count)} cannot be used: the driver is for CUDA {have}, and this PyTorch is built for {built_for}. "
-            "The ranks compute on the CPU; update the driver, or install a PyTorch built for an older CUDA"
-        )
-    if found["count"] < count:
-        return found["count"], f"of {_gpus(count)} CUDA can use {found['count']}: they may be split (MIG)"
-    return count, ""
-
-
-def _gpus(count: int) -> str:
-    return "this machine's GPU" if count == 1 else f"this machine's {count} GPUs"
-
-
-_said: set[str] = set()
-
-
-def _say_once(why: str) -> None:
-    if why not in _said:
-        _said.add(why)
-        warnings.warn(f"labkit: {why}\n{help_hint('gpu')}", stacklevel=reader_stacklevel())
 
 
 # In a rank
@@ -240,64 +168,6 @@ def _check_that_cuda_sees(here: int) -> None:
             f"CUDA_VISIBLE_DEVICES is {now!r} now, and was {_begun_with[0]!r} when this rank began to use its GPU: "
             f"CUDA reads it once. Close the session and make a new one\n{help_hint('gpu')}"
         )
-
-
-# What gloo cannot do with CUDA tensors
-
-
-@contextlib.contextmanager
-def refusing_over_gloo(settled: Settled | None, rank: int) -> Iterator[None]:
-    """Have what gloo would crash on raise RuntimeError in words, where CUDA tensors of this rank go by gloo.
-
-    The problem: gloo takes a CUDA tensor's address for one of the host's. What does not work: to catch it afterwards,
-    for the rank is killed by a signal, or blocks. What is done: point-to-point calls of process groups and functional
-    collectives look at their tensors first. What still fails: C++ that calls a group without Python.
-    """
-    if settled is None or settled.device.type != "cuda" or is_nccl(settled.backend):
-        yield
-        return
-    with contextlib.ExitStack() as replaced:
-        for owner, name, what in _refused():
-            real = getattr(owner, name)
-            replaced.callback(setattr, owner, name, real)
-            setattr(owner, name, _checked(real, what, rank, settled.device))
-        yield
-
-
-FUNCTIONAL = (
-    *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_", "all_to_all_single"),
-    *("broadcast", "broadcast_", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
-)
-"""PyTorch's functional collectives, in whichever version."""
-
-
-def _refused() -> list[tuple[Any, str, str]]:
-    """Return what is looked at: an owner, a name in it, and what it is in a message."""
-    group = dist.ProcessGroup
-    found: list[tuple[Any, str, str]] = [(group, name, f"dist.{name}") for name in ("send", "recv")]
-    found.append((group, "recv_anysource", "dist.recv"))
-    functional = torch.ops._c10d_functional
-    for name in FUNCTIONAL:
-        if hasattr(functional, name):
-            what = f"a functional collective ({name}: DTensor, FSDP2 and tensor parallel rest on these)"
-            found.append((functional, name, what))
-    return found
-
-
-def _checked(real: Callable[..., Any], what: str, rank: int, device: torch.device) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def call(*arguments: Any, **options: Any) -> Any:
-        for value in (*arguments, *options.values()):
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                    raise RuntimeError(
-                        f"rank {rank} calls {what} with a tensor on {tensor.device}, but its process group is gloo's, "
-                        "which has no CUDA form of it. Use CPU tensors (tensor.cpu()), or launch with a GPU for each "
-                        f"rank, or with device='cpu'\n{help_hint('gpu')}"
-                    )
-        return real(*arguments, **options)
-
-    return call
 
 
 # A GPU after a job

@@ -185,7 +185,7 @@ def call_and_send_result(job: Job, info: RankInfo, channel: Channel, log: LogBat
     channel.during = "receiving the function"
     try:
         with notebook_main.of(job):
-            with hooked(job, channel), devices.refusing_over_gloo(settled, info.rank):
+            with hooked(job, channel):
                 function, args, kwargs = notebook_main.unpack(job.function, settled.device)
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from labkit.engines.arguments import (
     check_backend,
     check_device,
@@ -18,7 +20,7 @@ from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
-from labkit.rank.device import place, usable_gpus
+from labkit.rank.device import place
 from labkit.run import Run
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.ranks import ReservedRank, SessionFacts
@@ -77,7 +79,7 @@ class Session(Target):
                     "on=… is not for sessions, which are of this machine; labkit.Slurm(…) and labkit.Ray(…) launch "
                     "functions elsewhere: labkit.launch(train, on=labkit.Slurm(…))"
                 )
-            gpus = usable_gpus()
+            gpus = torch.cuda.device_count()
             world_size = check_world_size(world_size, gpus)
             backend = check_backend(backend, world_size, gpus)
             check_device(device, backend, gpus)

@@ -30,7 +30,6 @@ from labkit.monitor.stack_query import StackQuery
 from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
-from labkit.rank import device as devices
 from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
 from labkit.run import Run
@@ -114,13 +113,8 @@ def cannot_be_sent(_):
 
 
 def gpu(_):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torch.cuda, "device_count", lambda: 1)
-        patched.setattr(devices, "_said", set())
-        patched.setattr(devices, "_asked", lambda *_: devices.judge({"version": 12040, "count": 1}, 1, "13.2"))
-        with pytest.warns(UserWarning, match="cannot be used") as warned:
-            devices.usable_gpus()
-    return str(warned[0].message)
+    too_old = "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
+    return failed(diagnose([raised(0, 1.0, too_old), lost(1, 1.1)]))
 
 
 def nobody_answers(_):

@@ -11,7 +11,7 @@ it was started inside. Four modules:
     devices     `torch.cuda`: counting, initialising, the current device, memory, streams that do nothing
     tensors     which device a tensor is on: a mark on its storage, kept by two modes in every thread
     kernels     operators that only CUDA has
-    groups      NCCL, which is gloo that refuses CPU tensors; gloo, which refuses to send CUDA tensors
+    groups      NCCL, which is gloo that refuses CPU tensors; gloo, which fails on CUDA tensors that are sent
 
 What is pretended: devices of tensors, also in threads and in autograd's hooks (a CPU backward pass runs in the thread
 that calls it); "Expected all tensors to be on the same device"; `.numpy()` of a CUDA tensor; a CPU generator for a CUDA

@@ -156,29 +156,6 @@ def as_under_torchrun() -> Any:
     return [ran(as_script), ran(as_script, world_size=2 * GPUS)]
 
 
-def send(worker: Any) -> None:
-    """Send a tensor from the device."""
-    x = torch.ones(2, device=worker.device)
-    dist.send(x, 1) if worker.rank == 0 else dist.recv(x, 0)
-
-
-def gather_whole(worker: Any) -> None:
-    """Shard a network, and gather a weight: functional collectives."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh(worker.device.type, (worker.world_size,))
-    distribute_tensor(torch.ones(4, 2, device=worker.device), mesh, [Shard(0)]).full_tensor()
-
-
-@call
-def sending() -> Any:
-    """Point to point and functional collectives, of ranks that share GPUs and of those that do not."""
-    return [ran(f, world_size=2, device="cuda", backend="gloo") for f in (send, gather_whole)] + [
-        ran(f, world_size=2) for f in (send, gather_whole)
-    ]
-
-
 def out_of_range(worker: Any) -> float:
     """Look up what an embedding does not have, on the last rank."""
     layer = nn.Embedding(4, 2).to(worker.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,6 @@ from labkit.failures.first_to_fail import diagnose
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
-from labkit.rank import device as devices
 from labkit.rank.device import OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
 from labkit.trace.profiling import Event
@@ -67,53 +65,6 @@ def test_ranks_have_a_gpu_each_or_compute_on_the_cpu(world_size, gpus, device, b
 def test_a_device_on_which_ranks_cannot_compute_is_refused(device, backend, gpus, said):
     with pytest.raises(ValueError, match=said):
         check_device(device, backend, gpus)
-
-
-@pytest.mark.parametrize(
-    ("found", "count", "built_for", "usable", "said"),
-    [
-        ({"version": 13020, "count": 2}, 2, "13.2", 2, ""),
-        ({"version": 13000, "count": 1}, 1, "13.2", 1, ""),  # CUDA's minor versions go together
-        (
-            {"version": 12040, "count": 1},
-            1,
-            "13.2",
-            0,
-            "the driver is for CUDA 12.4, and this PyTorch is built for 13.2",
-        ),
-        ({"version": 13020, "error": "cuInit: error 999"}, 4, "13.2", 0, "4 GPUs cannot be used: cuInit: error 999"),
-        ({"error": "the library is missing"}, 1, "13.2", 0, "GPU cannot be used: the library is missing"),
-        ({"version": 13020, "count": 1}, 8, "13.2", 1, r"CUDA can use 1: they may be split \(MIG\)"),
-        ({"error": "no driver of NVIDIA's"}, 2, "", 2, ""),  # a PyTorch for other GPUs
-    ],
-)
-def test_only_gpus_that_cuda_can_use_are_counted(found, count, built_for, usable, said):
-    can_use, why = devices.judge(found, count, built_for)
-    assert can_use == usable
-    assert re.search(said, why) if said else why == ""
-
-
-def test_why_gpus_are_not_used_is_said_once_and_names_its_page(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(devices, "_asked", lambda visible, count: (0, "this machine's GPU cannot be used: why"))
-    monkeypatch.setattr(devices, "_said", set())
-    with pytest.warns(
-        UserWarning, match=r'cannot be used: why\nWhat to do: help\("labkit.failures.pages.gpu"\)'
-    ) as caught:
-        assert devices.usable_gpus() == 0
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert devices.usable_gpus() == 0
-
-
-@pytest.mark.spawns
-def test_the_driver_is_asked_in_a_process_of_its_own():
-    devices._asked.cache_clear()
-    usable, why = devices._asked(None, 1)
-    assert (usable == 1) == (why == "")
-    assert torch.cuda.is_available() or "cannot be used" in why
-    assert not torch.cuda.is_initialized()
 
 
 # A rank's part
@@ -197,7 +148,7 @@ def test_ranks_that_share_a_gpu_are_told_of_by_the_run():
     state = RunState(4, 1.0, 0.0)
     for rank in range(4):
         state.take(events.Started(rank, f"cuda:{rank % 2}"), 0.0, 0.0)
-    assert state.placement == "2 ranks share cuda:0, 2 ranks share cuda:1"
+    assert state.placement == "2 ranks share cuda:0, 2 ranks share cuda:1 (by gloo: without send, recv and DTensor)"
     for rank in range(4):
         state.take(events.Started(rank, "cpu", "2 ranks, 1 GPU: they compute on the CPU"), 0.0, 0.0)
     assert state.placement == "2 ranks, 1 GPU: they compute on the CPU"
@@ -221,7 +172,7 @@ def test_a_value_on_a_broken_gpu_raises_the_gpus_own_error_when_it_is_logged():
     [
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_side_assert"),
         ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu"),
-        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)", "rank_failed"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)", "gpu"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "gpu"),
         ("ValueError: planted", "rank_failed"),
     ],

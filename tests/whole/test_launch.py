@@ -317,7 +317,7 @@ def test_a_function_may_use_modules_of_a_type_of_their_own():
 @pytest.mark.spawns
 def test_a_gpu_that_has_gone_since_the_notebook_counted_is_told_by_rank(monkeypatch):
     counted = torch.cuda.is_available() + 7
-    monkeypatch.setattr("labkit.launcher.usable_gpus", lambda: counted)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
     said = (
         r"rank \d failed while starting: RuntimeError: rank \d finds \d GPUs where the notebook found \d: .*restart the"
     )

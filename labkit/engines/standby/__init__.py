@@ -82,9 +82,9 @@ def prewarm_first_launch() -> None:
     if not _enabled:
         return
     idle.wait()  # before torch is imported, too
-    from labkit.rank.device import usable_gpus
+    import torch
 
-    count = usable_gpus() or 2
+    count = torch.cuda.device_count() or 2
     with _lock:
         if not _enabled or _keeper is not None:
             return

@@ -27,26 +27,3 @@ if os.environ.get("LABKIT_PRETENDED_GPUS"):
             return spec
 
     sys.meta_path.insert(0, _AfterTorch())
-
-    import ctypes
-    import types
-
-    class _Driver(ctypes.CDLL):
-        """As `ctypes.CDLL`, but CUDA's driver library is one that knows the pretended devices."""
-
-        def __new__(cls, name=None, *arguments, **options):
-            if name != "libcuda.so.1":
-                return super().__new__(cls)
-
-            def put(pointer, value):
-                pointer._obj.value = value
-                return 0
-
-            is_old = os.environ.get("LABKIT_PRETENDED_DRIVER") == "old"
-            return types.SimpleNamespace(
-                cuInit=lambda flags: 0,
-                cuDriverGetVersion=lambda pointer: put(pointer, 11040 if is_old else 99000),
-                cuDeviceGetCount=lambda pointer: put(pointer, int(os.environ["LABKIT_PRETENDED_GPUS"])),
-            )
-
-    ctypes.CDLL = _Driver
