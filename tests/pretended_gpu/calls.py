@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -35,33 +34,11 @@ def call(function: Any) -> Any:
     return function
 
 
-def makes_a_subgroup(worker: Any) -> float:
-    """Reduce in a group of its own, of all ranks."""
-    group = dist.new_group(list(range(worker.world_size)))
-    x = torch.ones(1, device=worker.device)
-    dist.all_reduce(x, group=group)
-    return float(x)
-
-
-def begins_anew(worker: Any) -> float:
-    """Leave the process group and make another, as a script may."""
-    dist.destroy_process_group()
-    dist.init_process_group("nccl")
-    return reduces(worker)
-
-
 def reduces(worker: Any) -> float:
     """Reduce on the device."""
     x = torch.ones(1, device=worker.device)
     dist.all_reduce(x)
     return float(x)
-
-
-def fails(worker: Any) -> None:
-    """Fail on one rank, once all have met."""
-    reduces(worker)
-    if worker.rank == 0:
-        raise ValueError("bad batch")
 
 
 def where(worker: Any) -> dict[str, Any]:
@@ -129,28 +106,6 @@ def on_the_cpu() -> Any:
 
 
 @call
-def kept_groups() -> Any:
-    """One launch after another on reserved ranks; some leave a process group that is not as good as new."""
-    found = []
-    with labkit.Session(GPUS) as ranks:
-
-        def launch(function: Any, **options: Any) -> None:
-            before = recorded(Path(os.environ["LABKIT_PRETENDED_LOG"]))
-            run = ran(function, on=ranks, **options)
-            new = recorded(Path(os.environ["LABKIT_PRETENDED_LOG"]))[len(before) :]
-            joined = [call["rank"] for call in new if call["what"] == "init_process_group"]
-            found.append({"what": function.__name__, "joined": sorted(joined), **run})
-
-        for function in (reduces, reduces, where, makes_a_subgroup, reduces, begins_anew, reduces, fails, reduces):
-            launch(function)
-        launch(reduces, device="cpu")
-        launch(reduces)
-        ranks.run("x = torch.ones(1, device=worker.device); dist.all_reduce(x)")
-        launch(reduces)
-    return found
-
-
-@call
 def as_under_torchrun() -> Any:
     """A script's own set-up, on GPUs and without."""
     return [ran(as_script), ran(as_script, world_size=2 * GPUS)]
@@ -199,38 +154,6 @@ def reserved() -> Any:
         "changed": changed,
         "of many": [one, all_],
     }
-
-
-GRACE_S = 60.0
-"""How long ranks have to stop that wait for what may come."""
-
-
-def waits_in_vain(worker: Any, in_a_group: bool) -> None:
-    """Wait for the last rank, which sleeps, or waits in a group for those that wait for it."""
-    x = torch.ones(1, device=worker.device)
-    group = dist.new_group() if in_a_group else None
-    dist.all_reduce(x)
-    worker.log(loss=x)
-    if worker.rank == worker.world_size - 1:
-        dist.barrier(group) if in_a_group else time.sleep(3600)
-    dist.all_reduce(x)
-
-
-@call
-def stopped_while_stuck() -> Any:
-    """Stop ranks that have used CUDA and wait for one that never comes: the share of their grace that it took."""
-    found = {}
-    for in_a_group in (False, True):
-        for device in ("cuda", "cpu"):
-            run = labkit.launch(waits_in_vain, in_a_group, world_size=2, device=device, live=False, wait=False)
-            while len(run.history) < 2:
-                time.sleep(0.05)
-            time.sleep(1.0)
-            asked_s = time.monotonic()
-            run.stop(GRACE_S)
-            run.over.wait()
-            found[f"{device}, {'a group' if in_a_group else 'asleep'}"] = (time.monotonic() - asked_s) / GRACE_S
-    return found
 
 
 @call

@@ -109,7 +109,8 @@ def test_ranks_share_gpus_where_they_are_to_and_the_run_says_which(gpus, found):
     run = found["sharing"]
     assert run["error"] == ""
     assert run["devices"] == [f"cuda:{rank % gpus}" for rank in range(2 * gpus)]
-    assert run["placement"] == ", ".join(f"2 ranks share cuda:{index}" for index in range(gpus))
+    shared = ", ".join(f"2 ranks share cuda:{index}" for index in range(gpus))
+    assert run["placement"] == f"{shared} (by gloo: without send, recv and DTensor)"
     assert {result["backend"] for result in run["results"]} == {SHARED}
     assert [result["current"] for result in run["results"]] == [rank % gpus for rank in range(2 * gpus)]
 
@@ -130,11 +131,6 @@ def test_a_script_for_torchrun_sets_itself_up(gpus, found):
     own, on_cpu = found["as_under_torchrun"]
     assert own["results"] == [[f"cuda:{rank}", str(float(gpus))] for rank in range(gpus)]
     assert on_cpu["results"] == [["cpu", str(2.0 * gpus)]] * (2 * gpus)
-
-
-def test_a_stop_of_ranks_that_have_used_cuda_does_not_wait_for_a_collective_to_which_one_never_comes(found):
-    for where, share in found["stopped_while_stuck"].items():
-        assert share < 1 / 3, f"{where}: not all of the grace"
 
 
 # Reserved ranks
@@ -168,29 +164,6 @@ def test_peak_memory_is_that_of_all_devices_and_is_given_back_when_a_run_ends(gp
 
 def test_cells_compute_on_gpus_too(gpus, found):
     assert found["reserved"]["cells"] == [[f"cuda:{rank}", [float(gpus)] * 2] for rank in range(gpus)]
-
-
-def test_a_process_group_of_nccl_stays_from_launch_to_launch_while_it_is_as_good_as_new(gpus, found):
-    launches = found["kept_groups"]
-    all_ranks = [str(rank) for rank in range(gpus)]
-    assert [(launch["what"], launch["joined"]) for launch in launches] == [
-        ("reduces", all_ranks),
-        ("reduces", []),
-        ("where", []),
-        ("makes_a_subgroup", []),
-        ("reduces", all_ranks),
-        ("begins_anew", all_ranks),  # its own
-        ("reduces", all_ranks),
-        ("fails", []),
-        ("reduces", all_ranks),
-        ("reduces", all_ranks),  # on the CPU
-        ("reduces", all_ranks),
-        ("reduces", all_ranks),  # after a cell
-    ]
-    for launch in launches:
-        failed = launch["what"] == "fails"
-        assert ("rank 0 failed: ValueError: bad batch" in launch["error"]) == failed, launch["error"]
-        assert failed or launch["what"] == "where" or launch["results"] == [float(gpus)] * gpus
 
 
 def test_other_visible_devices_under_an_open_session_are_told(gpus, found):
