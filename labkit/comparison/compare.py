@@ -466,9 +466,7 @@ def _weights(run: Run) -> list[dict[str, Any]]:
     import torch
 
     kept = [result if isinstance(result, Mapping) else {} for result in run.results]
-    return [
-        {str(name): differences.portable(t) for name, t in each.items() if isinstance(t, torch.Tensor)} for each in kept
-    ]
+    return [{str(name): t for name, t in each.items() if isinstance(t, torch.Tensor)} for each in kept]
 
 
 # What is given

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.comparison import differences
-from labkit.comparison.differences import Portable
+from labkit.comparison import old_differences as differences
+from labkit.comparison.old_differences import Portable
 from labkit.comparison.program import Program
 from labkit.comparison.timed import Load, Timed, clip
 from labkit.trace.profiling import Mark

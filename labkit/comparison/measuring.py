@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from labkit.comparison import differences
+from labkit.comparison import old_differences as differences
 from labkit.comparison.held import Held
 from labkit.comparison.measured import Measured
 from labkit.comparison.program import Program, Recorder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.comparison.differences import whole
+from labkit.comparison.old_differences import whole
 
 
 def whole_weights(ranks):
