@@ -132,7 +132,10 @@ def check_first_parameter(title: str, signature: inspect.Signature) -> None:
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return
     is_plain = first.annotation is inspect.Parameter.empty
-    if (is_plain and first.name in NUMBERS) or first.annotation in (int, "int"):
+    is_number = first.annotation in (int, "int")
+    if is_number and first.name not in NUMBERS and first.default is not first.empty:
+        return  # main(epochs: int = 2), called as it is
+    if is_number or (is_plain and first.name in NUMBERS):
         raise TypeError(
             f"{title}{signature} takes a number first, {first.name!r}, but launch() passes the worker: the first "
             "parameter is the worker; write worker.rank for the rank. To leave the function as it is, wrap it: "

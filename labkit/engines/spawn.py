@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.spawn
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,6 +341,7 @@ def _nothing_in_place_of_main() -> Iterator[None]:
     prepare, here = multiprocessing.spawn.get_preparation_data, threading.get_ident()
 
     def instead(name: str) -> dict[str, Any]:
+        vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which %reset deletes, and `prepare` asks for
         data = prepare(name)
         if threading.get_ident() == here:
             data.pop("init_main_from_path", None)

@@ -197,6 +197,9 @@ class Pickler(cloudpickle.Pickler):
             return Message, (value.head, value.storages)
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(value)
+        for name in ("stdout", "stderr"):
+            if value is getattr(sys, name):  # def say(text, to=sys.stdout): the rank's own
+                return getattr, (sys, name)
         if (instead := _in_a_script(value)) is not None:
             return getattr, instead
         return super().reducer_override(value)

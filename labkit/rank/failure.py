@@ -52,8 +52,13 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
 
 
 def behind(error: BaseException) -> BaseException:
-    """Return the exception that an exit was made of: `except Exception: sys.exit(1)`, as click and Hydra have it."""
-    while isinstance(error, SystemExit):
+    """Return the cause: what an exit was made of (`except Exception: sys.exit(1)`, as click and Hydra have it), and the
+    first exception in a group, as `asyncio.TaskGroup` raises it.
+    """
+    while isinstance(error, (SystemExit, BaseExceptionGroup)):
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+            continue
         earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if earlier is None:
             break
@@ -90,7 +95,7 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
     """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles. Of an exit
-    that was made of another exception, summary and frames are the other's: the exit is where it was noticed.
+    or a group that was made of another exception, summary and frames are the other's: the exit is where it was noticed.
     """
     cause = behind(error)
     described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
@@ -104,8 +109,10 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
         described = traceback.TracebackException(type(cause), cause, below_own(cause), compact=True)
     lines = printable("".join(described.format_exception_only())).strip().splitlines()
     summary = lines[0][:500] if lines else type(cause).__name__
-    if cause is not error:
-        summary += f" (then sys.exit({printable(repr(getattr(error, 'code', 1)))[:80]}))"
+    if isinstance(error, SystemExit) and cause is not error:
+        summary += f" (then sys.exit({printable(repr(error.code))[:80]}))"
+    elif isinstance(error, BaseExceptionGroup) and len(error.exceptions) > 1:
+        summary += f" (the first of {len(error.exceptions)} in an {type(error).__name__})"
     if (callback := CALLBACK.search(_callbacks(cause))) is not None:
         file, line, name = callback.groups()
         summary += f" (in {name} at {cells[file].title if file in cells else os.path.basename(file)}, line {line})"

@@ -87,6 +87,19 @@ def test_an_exit_that_an_error_was_made_into_is_told_as_the_error():
     assert frames[0][1] < exits_after.__code__.co_firstlineno + 4, "where it was raised"
 
 
+def fails_in_a_group(*errors):
+    raise ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
+
+
+def test_of_a_group_the_first_exception_is_the_cause():
+    alone, of_two = ([ValueError("bad shard 3")], [ExceptionGroup("inner", [KeyError(1)]), ValueError("late")])
+    summary, text, _ = failure.describe(of(fails_in_a_group, *alone), {})
+    assert summary == "ValueError: bad shard 3"
+    assert "unhandled errors in a TaskGroup (1 sub-exception)" in text
+    summary = failure.describe(of(fails_in_a_group, *of_two), {})[0]
+    assert summary == "KeyError: 1 (the first of 2 in an ExceptionGroup)"
+
+
 def test_an_exit_that_hides_what_was_before_is_told_as_the_exit():
     assert failure.describe(of(exits_from_none), {})[0] == "SystemExit: 2"
 
@@ -154,12 +167,21 @@ class Trainer:
         return local_rank
 
 
+def by_options(epochs: int = 2, lr: float = 0.1):
+    return epochs, lr
+
+
+def by_rank_0(rank: int = 0):
+    return rank
+
+
 def asked(function, *args):
     return LaunchArgs(function, args, {}, 2)
 
 
 @pytest.mark.parametrize(
-    ("function", "args"), [(by_rank, (3,)), (by_gpu, ()), (by_int, ()), (Trainer().train, ()), (lambda i: i, ())]
+    ("function", "args"),
+    [(by_rank, (3,)), (by_gpu, ()), (by_int, ()), (by_rank_0, ()), (Trainer().train, ()), (lambda i: i, ())],
 )
 def test_a_function_that_takes_its_rank_is_refused_before_anything_starts(function, args):
     with pytest.raises(TypeError, match=r"first parameter is the worker; write worker\.rank for the rank"):
@@ -175,7 +197,7 @@ def typed(rank: labkit.Worker):
     return rank
 
 
-@pytest.mark.parametrize("function", [typed, lambda worker: 0, lambda w, rank=0: 0, lambda *args: 0, print])
+@pytest.mark.parametrize("function", [typed, by_options, lambda worker: 0, lambda w, rank=0: 0, lambda *args: 0, print])
 def test_others_are_not(function):
     check(asked(function), 0)
 
@@ -356,6 +378,22 @@ def test_what_a_notebook_has_of_ipython_is_pythons_own_in_a_rank():
     Exit = type("ZMQExitAutocall", (), {"__module__": "IPython.core.autocall"})  # noqa: N806
     assert loads(dumps(Kernel().getpass)) is getpass.getpass
     assert loads(dumps(Exit())) is builtins.exit
+
+
+def test_the_notebooks_output_is_the_ranks_own_in_a_rank(monkeypatch):
+    class OutStream(io.StringIO):
+        def __reduce_ex__(self, protocol):
+            raise TypeError("cannot pickle OutStream")
+
+    monkeypatch.setattr(sys, "stdout", OutStream())
+
+    def say(text, to=sys.stdout):
+        print(text, file=to)
+
+    packed = dumps(say)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    loads(packed)("hello")
+    assert sys.stdout.getvalue() == "hello\n"
 
 
 class Loader:
