@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.spawn
 import multiprocessing.util
 import os
 import signal
@@ -345,7 +346,7 @@ def test_an_interrupt_as_ranks_are_asked_for_leaves_none(comes, monkeypatch):
 
 
 def test_a_rank_is_prepared_after_reset_which_deletes_what_python_knows_of_the_main_module(monkeypatch):
-    monkeypatch.delattr(sys.modules["__main__"], "__spec__")
-    with spawn._nothing_in_place_of_main():
+    monkeypatch.delattr(sys.modules["__main__"], "__spec__", raising=False)
+    with engine_spawn._nothing_in_place_of_main():
         data = multiprocessing.spawn.get_preparation_data("rank 0")
     assert data["init_main_from_name"] == "labkit.rank.die_with_parent"
