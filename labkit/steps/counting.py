@@ -109,7 +109,8 @@ def held(models: Iterable[nn.Module], optimizers: Iterable[Any]) -> dict[str, in
     return {
         "parameters": size_bytes(parameters),
         "gradients": gradient_bytes(parameters),
-        "optimizer": sum(size_bytes(state_of(optimizer)) for optimizer in optimizers),
+        # Once: ZeroRedundancyOptimizer steps, and so does the optimizer in it, which has its state.
+        "optimizer": size_bytes({id(t): t for optimizer in optimizers for t in state_of(optimizer)}.values()),
         "buckets": size_bytes(bucketed),
     }
 

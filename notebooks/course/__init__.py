@@ -2,8 +2,8 @@
 
     exercises     what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
-    strategies    ways to train in parallel, one a module; `benchmark` measures them
-    transformer   a small GPT, and ways to train it in parallel
+    transformer   a small GPT, and ways to train it in parallel, one a module
+    data_parallel the four steps of `nn.DataParallel` on the CPU
     scaling       how long a step is on other numbers of ranks, and what each holds
     datasets, models          the data and the networks
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
-    from course import benchmark as benchmark
+    from course import data_parallel as data_parallel
     from course import datasets as datasets
     from course import exercises as exercises
     from course import formulas as formulas
@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import replay as replay
     from course import scaling as scaling
     from course import steps as steps
-    from course import strategies as strategies
     from course import transformer as transformer
     from course.changes import without as without
     from course.exercises import tally as tally
@@ -66,7 +65,7 @@ _HOMES = {
 _MODULES = {
     name: name
     for name in (
-        "benchmark",
+        "data_parallel",
         "datasets",
         "exercises",
         "formulas",
@@ -78,7 +77,6 @@ _MODULES = {
         "replay",
         "scaling",
         "steps",
-        "strategies",
         "transformer",
     )
 }

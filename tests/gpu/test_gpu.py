@@ -20,18 +20,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-import course
 import labkit
-from course import benchmark
-from course.strategies import ALL
+from course import transformer
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 from tests.support import resumable
 from tests.support.tiers import few
-from tests.support.weights import whole_weights
+from tests.support.weights import difference, whole_weights
 
 SESSION_RANKS = 4
 
@@ -238,41 +235,42 @@ def test_out_of_memory_is_named_with_rank_and_bytes(ranks, found):
 
 
 def batches(device):
-    generator = torch.Generator().manual_seed(5)
-    while True:
-        images = torch.randn(24, 1, 28, 28, generator=generator, dtype=torch.float64)
-        yield images.to(device), torch.randint(10, (24,), generator=generator).to(device)
+    return transformer.batches(transformer.text(), 8, 64, seed=5, ragged=True, device=device)
 
 
-def network():
+def network(experts):
     torch.manual_seed(5)
-    return course.models.ConvNet().double()
+    return transformer.GPT(depth=8, width=64, heads=4, dropout=0.1, experts=experts).double()
 
 
-def run_one(worker, title):
-    optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
-    strategy = ALL[title]
-    return benchmark.run_strategy(worker, strategy, network, cross_entropy, optimizer, batches, 8)
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+def trained(title, ranks, world_size, experts, **options):
+    call = transformer.train, transformer.ALL[title], functools.partial(network, experts), OPTIMIZER, batches, 5
+    return labkit.launch(*call, on=ranks, world_size=world_size, **SHARE, live=False, **options)
 
 
 @pytest.fixture(scope="module")
 def one_process(ranks):
-    return labkit.launch(run_one, "one process", on=ranks, world_size=1, **SHARE, live=False).results[0]
+    return functools.cache(lambda experts: trained("one process", ranks, 1, experts).results[0])
 
 
-@pytest.mark.parametrize("title", few(ALL, 5))
+@pytest.mark.parametrize("title", few(transformer.ALL, 5))
 def test_a_strategy_runs_on_the_device_as_one_process_does(ranks, one_process, title, found):
-    world_size = next((n for n in (2, 1, 4) if ALL[title].ranks(n) == n), None)
-    assert world_size, f"{title} runs on none of 1, 2, 4 ranks"
-    run = labkit.launch(run_one, title, on=ranks, world_size=world_size, **SHARE, live=False, wait=False)
+    world_size = next((n for n in (2, 1, 4) if transformer.ALL[title].ranks(n) == n), None)
+    if world_size is None:
+        pytest.skip(f"{title} runs on none of 1, 2, 4 ranks")
+    experts = 4 if title == "expert parallel" else 0
+    run = trained(title, ranks, world_size, experts, wait=False)
     assert run.over.wait(LONG_S)
     if GPUS and run.error is not None and "gloo" in str(run.error).lower():
         found(f"needs a GPU a rank: {str(run.error).splitlines()[0]:.100}")
         pytest.skip("gloo has no such collective on CUDA tensors")
     run.wait()
-    difference = benchmark.difference(one_process.weights, whole_weights(run.results))
-    assert difference <= CLOSE if ALL[title].exact else difference < 0.1
-    found(f"{world_size} ranks, greatest difference to one process {difference:.1e}")
+    off = difference(one_process(experts), whole_weights(run.results))
+    assert off <= CLOSE if transformer.ALL[title].exact else off < 0.1
+    found(f"{world_size} ranks, greatest difference to one process {off:.1e}")
 
 
 def resume(worker, folder, die=None):

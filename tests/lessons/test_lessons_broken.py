@@ -323,22 +323,24 @@ class DistributedSampler(DistributedSampler):
         {"steps": 40, "depth": 1, "width": 32},
     ),
     "21_sharding_a_gpt": (
-        "block.forward = functools.partial(checkpoint, block.forward, **options)",
-        "pass",
+        "            block.forward = functools.partial(checkpoint, block.forward, **options)",
+        "            pass",
         "recomputation keeps little",
-        {"steps": 5},
     ),
     "21_sharding_a_gpt: another second time": (
         "block.forward = functools.partial(checkpoint, block.forward, **options)",
         "block.forward = functools.partial(checkpoint, block.forward, **options)\n            model.eval()",
         "the same gradients",
-        {"steps": 5},
     ),
     "21_sharding_a_gpt: nothing sharded": (
-        "    if is_sharded:\n",
-        "    if False:\n",
+        'measure("FSDP2", fsdp2)',
+        'measure("FSDP2", functools.partial(ddp, bucket_cap_mb=0.2))',
         "synchronous calls overlap with nothing",
-        {"steps": 5},
+    ),
+    "21_sharding_a_gpt: a mean of means": (
+        "(share * loss).backward()",
+        "loss.backward()",
+        "all that claim so take the same step",
     ),
     "22_cutting_layers": (
         "whole.qkv.weight.chunk(world_size, dim=0)[part]",

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from course.chain import blocks
 from course.scaling import fewest_ranks, fits, predict_memory
-from course.scaling.any_module import WAYS, recomputed_blocks
-from course.strategies import ALL
+from course.scaling.any_module import WAYS, blocks, recomputed_blocks
 from course.transformer import GPT, mean_loss
 from labkit import profiling
 from tests.conftest import shared_session
@@ -47,29 +48,43 @@ def held(worker, names, ways):
     found = {}
     for name in names:
         for way in ways:
-            network, batch = model(name), SIX[name][1](BATCH)
             try:
-                ALL[way].check(network, batch[0])
-                trainer = ALL[way](worker, network, loss, ADAM, profiling.Clock(worker.device))
-            except (ValueError, NotImplementedError):
+                network, batch = model(name), [t.chunk(2)[worker.rank] for t in SIX[name][1](BATCH)]
+                found[name, way] = of_a_step(network, *prepared(network, way), batch)
+            except NotImplementedError:
                 continue
-            found[name, way] = of_a_step(trainer, batch)
             dist.barrier()
     return found
 
 
-def of_a_step(trainer, batch):
-    trainer.step(*batch)
+def prepared(network, way):
+    """Return what is called in the place of a network, and the optimizer."""
+    if way == "FSDP2":
+        for block in [*blocks(network), network]:
+            fully_shard(block)
+        return network, ADAM(network.parameters())
+    zero1 = functools.partial(ZeroRedundancyOptimizer, optimizer_class=ADAM.func, **ADAM.keywords)
+    return DistributedDataParallel(network), (zero1 if way == "ZeRO-1" else ADAM)(network.parameters())
+
+
+def of_a_step(network, called, optimizer, batch):
+    def step():
+        value = loss(called(batch[0]), batch[1])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+
+    step()
     gc.collect()
     gc.freeze()
-    kept = profiling.Activations(trainer.model.parameters())
-    with kept, Buffers(trainer.model, kept.kept) as buffers:
-        trainer.step(*batch)
+    kept = profiling.Activations(network.parameters())
+    with kept, Buffers(network, kept.kept) as buffers:
+        step()
         buffers.most = 0
-        trainer.step(*batch)
-    sizes = profiling.tensor_bytes(trainer.model, trainer.optimizer)
+        step()
+    sizes = profiling.tensor_bytes(network, optimizer)
     sizes |= {"activations": kept.most, "communication": buffers.most}
-    sizes["parameters"] += profiling.size_bytes(trainer.model.buffers())
+    sizes["parameters"] += profiling.size_bytes(network.buffers())
     gc.unfreeze()
     return sizes
 

@@ -9,12 +9,25 @@ import pytest
 import torch
 
 import labkit
-from course import benchmark, scaling
-from course.transformer import ALL, BF16, DDP, GPT, IGNORED, ContextParallel, OneProcess, batches, gpt, mean_loss
+from course import scaling
+from course.transformer import (
+    ALL,
+    BF16,
+    DDP,
+    GPT,
+    IGNORED,
+    ContextParallel,
+    OneProcess,
+    batches,
+    gpt,
+    mean_loss,
+    train,
+)
 from course.transformer.experts import Experts
 from course.transformer.ring_attention import pieces
-from tests.support.gpt_training import BATCH_SIZE, TIME, network, reference, train_all
+from tests.support.gpt_training import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
 from tests.support.tiers import few
+from tests.support.weights import difference, whole_weights
 
 SESSION_RANKS = 8
 
@@ -29,7 +42,7 @@ class MeanOfMeans(DDP):
     def step(self, inputs, targets):
         self.set_place(inputs)
         self.optimizer.zero_grad()
-        loss = self.loss(self.forward(self.local_batch(inputs)), self.local_batch(targets))
+        loss = mean_loss(self.forward(self.local_batch(inputs)), self.local_batch(targets))
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -114,7 +127,7 @@ def test_every_strategy_is_tried():
 @pytest.mark.parametrize(("title", "world_size"), few(EXACT, lambda case: case[1] == 2 and EXACT.index(case) % 2 == 0))
 def test_a_strategy_takes_the_step_of_one_process_with_dropout_and_ragged_sequences(title, world_size, compared):
     one, found, weights = compared(title, world_size)
-    assert benchmark.difference(one.weights, weights) <= 1e-9
+    assert difference(one.weights, weights) <= 1e-9
     losses = [[each.losses[step] for each in found if each.losses[step] is not None] for step in range(5)]
     assert [sum(step) / len(step) for step in losses] == pytest.approx(one.losses, rel=1e-9)
 
@@ -136,14 +149,7 @@ def test_bf16_is_off_by_no_more_than_its_bound(ranks, one_process):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_strategy_is_caught_by_the_same_check(wrong, compared):
     one, _, weights = compared(wrong.title, 2)
-    assert benchmark.difference(one.weights, weights) > 1e-3
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize(("title", "world_size"), few(CASES, lambda case: case[1] == 2))
-def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size, trained):
-    found = trained(world_size)[title]
-    assert sum(each.sent for each in found) == pytest.approx(sum(each.expected for each in found), rel=0.05)
+    assert difference(one.weights, weights) > 1e-3
 
 
 @pytest.mark.spawns
@@ -158,10 +164,41 @@ def test_eight_ranks_hold_what_was_predicted(title, trained):
             assert getattr(predicted, part.replace(" ", "_")) == pytest.approx(held, rel=0.02), (rank, part)
 
 
+def passes(worker, title):
+    """Return which kinds of passes a pipeline has made in a step."""
+    made = set()
+
+    def timed(what, call):
+        return lambda *args, **kwargs: (made.add(what), call(*args, **kwargs))[1]
+
+    pipeline = type("Timed", (ALL[title],), {"timed": staticmethod(timed)})
+    pipeline(worker, network(OneProcess, DEPTH), OPTIMIZER).step(*next(batches(DATA, BATCH_SIZE, TIME)))
+    return made
+
+
 @pytest.mark.spawns
-def test_zero_bubble_computes_the_gradients_of_weights_by_themselves(trained):
-    assert all("weights" in each.marks for each in trained(2)["zero bubble"])
-    assert not any("weights" in each.marks for each in trained(2)["interleaved 1F1B"])
+@pytest.mark.parametrize(("title", "kinds"), [("zero bubble", 3), ("interleaved 1F1B", 2)])
+def test_zero_bubble_computes_the_gradients_of_weights_by_themselves(title, kinds, ranks):
+    found = labkit.launch(passes, title, on=ranks, world_size=2, live=False).results
+    assert found == [{"forward", "backward", "weights"} if kinds == 3 else {"forward", "backward"}] * 2
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("title", ["DDP", "1F1B"])
+def test_what_lessons_launch_trains_by_a_strategy_and_logs_the_loss(title, ranks):
+    call = (functools.partial(network, OneProcess, DEPTH), OPTIMIZER, stream, 3)
+    one, run = (
+        labkit.launch(train, ALL[each], *call, on=ranks, world_size=n, live=False)
+        for each, n in (("one process", 1), (title, 2))
+    )
+    assert difference(one.results[0], whole_weights(run.results)) <= 1e-9
+    curves = [each.history.groupby("step")["loss"].mean().tolist() for each in (one, run)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-9)
+    assert len(curves[0]) == 3
+
+
+def stream(device):
+    return batches(DATA, BATCH_SIZE, TIME, ragged=True, device=device)
 
 
 def seeded(seed, depth):

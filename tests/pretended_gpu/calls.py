@@ -16,13 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import labkit
-from course import benchmark, strategies, transformer
+from course import transformer
 from tests.pretended_gpu import recorded
 from tests.support import prefork
-from tests.support.weights import whole_weights
+from tests.support.weights import difference, whole_weights
 
 CALLS: dict[str, Any] = {}
 GPUS = torch.cuda.device_count()
@@ -167,21 +166,6 @@ def visible_devices() -> Any:
     return found
 
 
-def network() -> nn.Module:
-    """A small one in double precision, with the same weights on every rank."""
-    torch.manual_seed(0)
-    hidden = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.ReLU())]
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *hidden, nn.Linear(16, 4)).double()
-
-
-def rows(device: torch.device) -> Any:
-    """Yield the same batches for ever."""
-    generator = torch.Generator().manual_seed(1)
-    while True:
-        x = torch.randn(16, 8, generator=generator, dtype=torch.float64)
-        yield x.to(device), torch.randint(4, (16,), generator=generator).to(device)
-
-
 def gpt(experts: int = 0) -> nn.Module:
     """A small GPT in double precision; two stages a rank, and a head a rank, for up to four."""
     torch.manual_seed(0)
@@ -194,58 +178,46 @@ def text(device: torch.device) -> Any:
 
 
 adam = functools.partial(torch.optim.Adam, lr=1e-3)
-LISTS: dict[str, tuple[Any, Any, Any, Any]] = {
-    "strategies": (strategies.ALL, network, cross_entropy, rows),
-    "transformer": (transformer.ALL, gpt, transformer.mean_loss, text),
-}
-"""Both lists of strategies, with what each of them trains."""
 
 
-def difference(ranks: Any, which: str, title: str) -> float:
+def off(ranks: Any, title: str) -> float:
     """Train by a strategy as many ranks as GPUs, and return how far its weights are from one process's."""
-    found, model, loss, data = LISTS[which]
-    if title == "expert parallel":
-        model = functools.partial(gpt, 4)
-    count = found[title].ranks(max(2, GPUS))
+    model = functools.partial(gpt, 4) if title == "expert parallel" else gpt
+    count = transformer.ALL[title].ranks(max(2, GPUS))
 
-    def trained(strategy: Any, world_size: int) -> Any:
-        call = (benchmark.run_strategy, strategy, model, loss, adam, data, 4, 2)
+    def trained(title: str, world_size: int) -> Any:
+        call = (transformer.train, transformer.ALL[title], model, adam, text, 2)
         return labkit.launch(*call, on=ranks, world_size=world_size, live=False, seed=0).results
 
-    one, many = trained(found["one process"], 1), trained(found[title], count)
-    return benchmark.difference(whole_weights(one), whole_weights(many))
-
-
-QUICK = {"strategies": ("DDP", "FSDP2", "GPipe"), "transformer": ("context parallel", "tensor parallel")}
+    return difference(whole_weights(trained("one process", 1)), whole_weights(trained(title, count)))
 
 
 @call
 def quick_strategies() -> Any:
-    """A few strategies of both lists."""
-    return _differences(QUICK)
+    """A few strategies."""
+    return _differences(("DDP", "FSDP2", "1F1B", "context parallel", "tensor parallel"))
 
 
 @call
 def all_strategies() -> Any:
-    """Every strategy of both lists."""
-    return _differences({which: tuple(found) for which, (found, *_) in LISTS.items()})
+    """Every strategy."""
+    return _differences(tuple(transformer.ALL))
 
 
-def _differences(titles: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _differences(titles: tuple[str, ...]) -> dict[str, Any]:
     """Return how far each strategy is from one process, or what it raised, and the devices that were used."""
-    each = [(which, title) for which, some in titles.items() for title in some]
     found: dict[str, Any] = {"on": []}
     for fits in (True, False):  # those that have a GPU for each rank, and those that have not
-        some = {one: LISTS[one[0]][0][one[1]].ranks(max(2, GPUS)) for one in each}
-        some = {one: ranks for one, ranks in some.items() if (ranks <= GPUS) == fits}
+        some = {title: transformer.ALL[title].ranks(max(2, GPUS)) for title in titles}
+        some = {title: ranks for title, ranks in some.items() if (ranks <= GPUS) == fits}
         if not some:
             continue
         with labkit.Session(max(some.values())) as ranks:
-            for which, title in some:
+            for title in some:
                 try:
-                    found[f"{which}: {title}"] = difference(ranks, which, title)
+                    found[title] = off(ranks, title)
                 except Exception as error:
-                    found[f"{which}: {title}"] = str(error)
+                    found[title] = str(error)
             found["on"] += ran(where, on=ranks)["devices"]
     return found
 

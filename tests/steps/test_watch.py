@@ -21,7 +21,7 @@ import labkit
 from labkit.protocol import events
 from labkit.protocol.pickling import pack_call
 from labkit.rank.worker import Worker
-from labkit.steps import watch
+from labkit.steps import counting, watch
 from labkit.steps.counting import Activations, Flops
 from labkit.steps.record import StepRecord, times
 from labkit.steps.watch import KIND, TIMED, Plan
@@ -239,6 +239,15 @@ def test_hooks_for_saved_tensors_that_the_user_has_begun_within_stay():
 
 
 # Memory
+
+
+def test_an_optimizer_within_another_has_one_state():
+    model = torch.nn.Linear(30, 40)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 30)).sum().backward()
+    inner.step()
+    outer = type("Outer", (), {"optim": inner, "param_groups": inner.param_groups})()
+    assert counting.held([model], [inner, outer])["optimizer"] == 4 * (30 * 40 + 40)
 
 
 def held_of(make, **kwargs):

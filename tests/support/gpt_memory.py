@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import labkit
 from course.scaling import Memory, predict_memory
-from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
+from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, text
 from labkit import profiling
 from labkit.steps.counting import local
 from tests.support.gpt_training import OPTIMIZER
@@ -125,7 +125,7 @@ def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: 
     """Return what this rank holds in the third step of each strategy, in bytes by part."""
     found = {}
     for strategy in strategies:
-        trainer = strategy(worker, network(strategy, depth), mean_loss, OPTIMIZER, profiling.Clock(worker.device))
+        trainer = strategy(worker, network(strategy, depth), OPTIMIZER)
         inputs, targets = next(itertools.islice(batches(text(), BATCH_SIZE, TIME), 1))
         trainer.step(inputs, targets)
         gc.collect()

@@ -1,14 +1,12 @@
-"""Train the GPT by every strategy: how far from one process, how many bytes, how much memory.
+"""Train the GPT by every strategy: its weights and losses, and how much memory each rank holds.
 
-Float64, dropout, ragged sequences, five steps of AdamW; bf16 in float32. Bytes are what the system counted, a step's
-mean over the ranks without the first, which sets things up.
+Float64, dropout, ragged sequences, five steps of AdamW; bf16 in float32.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import labkit
-from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, OneProcess, batches, mean_loss
+from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, OneProcess, batches
 from labkit import profiling
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -29,10 +27,7 @@ class Found(NamedTuple):
 
     weights: dict[str, Tensor]
     losses: list[float | None]
-    sent: float
-    expected: float
     most_held: dict[str, int]
-    marks: set[str]
 
 
 def network(strategy: type[GPTStrategy], depth: int, experts: int = 0) -> GPT:
@@ -53,23 +48,17 @@ def train_all(
     """Train by one strategy after the other, in the same ranks."""
     found = {}
     for strategy in strategies:
-        clock = profiling.Clock(worker.device)
-        trainer = strategy(worker, network(strategy, depth, experts), mean_loss, optimizer, clock)
-        losses, sent = [], [0]
+        trainer = strategy(worker, network(strategy, depth, experts), optimizer)
+        losses = []
         stream = batches(data, BATCH_SIZE, TIME, ragged=True)
         for inputs, targets in itertools.islice(stream, STEPS):
-            before = profiling.bytes_sent()
-            with clock.step():
-                loss = trainer.step(inputs, targets)
+            loss = trainer.step(inputs, targets)
             losses.append(None if loss is None else loss.item())
-            sent.append(profiling.bytes_sent() - before)
         weights = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
         with profiling.Activations(trainer.model.parameters()) as kept:
             trainer.step(inputs, targets)
         memory = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), "activations": kept.most}
-        marks = {mark.what for mark in clock.steps[-1]}
-        expected = trainer.bytes_expected(BATCH_SIZE)
-        found[strategy.title] = Found(weights, losses, statistics.fmean(sent[2:]), expected, memory, marks)
+        found[strategy.title] = Found(weights, losses, memory)
         dist.barrier()
     return found
 

@@ -15,13 +15,12 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from course.chain import blocks, layers
 from course.scaling import parameters
 from course.scaling.counting import fake, kept
 from course.scaling.parameters import Tensors
@@ -68,6 +67,40 @@ def of_module(
         size = itemsize * parameters.numbers(held) + buffers
         state = state_bytes(owned[rank] if owned else own, optimizer, precision)
         found.append(Memory(size, itemsize * parameters.numbers(own), state, kept_bytes, communication))
+    return found
+
+
+def blocks(network: nn.Module) -> list[nn.Module]:
+    """Return the modules that FSDP2 wraps: children that have parameters; of module lists and dicts, the elements.
+
+    These are never called themselves. Children that share a weight are left to the whole network: FSDP2 wants both in
+    one group.
+    """
+    found = [child for child in _children(network) if any(True for _ in child.parameters())]
+    owners = Counter(id(parameter) for child in found for parameter in child.parameters())
+    return [child for child in found if all(owners[id(parameter)] == 1 for parameter in child.parameters())]
+
+
+def _children(network: nn.Module) -> Iterator[nn.Module]:
+    for child in network.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _children(child)
+        else:
+            yield child
+
+
+def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a network's layers in the order in which they stand, by their names in it.
+
+    What is in `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`, nested too, are layers of their own: a residual
+    block, say.
+    """
+    found = []
+    for name, child in network.named_children():
+        if isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            found += [(f"{name}.{deeper}", layer) for deeper, layer in layers(child)]
+        else:
+            found.append((name, child))
     return found
 
 

@@ -10,12 +10,14 @@
     expert_parallel     experts shared out
     combinations        two at once, on a square of ranks, and three, on a cube
 
-`ALL` has the strategies by title. They are `course.strategies.Strategy`s, for `course.benchmark.run_strategy`.
+`ALL` has the strategies by title. `train` is what lessons launch: it takes one of them.
 """
 
 from __future__ import annotations
 
 from course.transformer.base import GPTStrategy
+from course.transformer.base import counted as counted
+from course.transformer.base import train as train
 from course.transformer.combinations import DataParallelPipeline, DataPipelineTensorParallel, FSDP2TensorParallel
 from course.transformer.context_parallel import ContextParallel, ContextParallelInOrder
 from course.transformer.ddp import DDP

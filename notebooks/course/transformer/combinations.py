@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.strategies.sharding import fsdp_bytes, one_by_one, shard, whole
-from course.transformer.base import all_reduce_flat, equal_part, ring
+from course.transformer.base import all_reduce_flat, equal_part, one_by_one, whole
+from course.transformer.fsdp import shard
 from course.transformer.gpt import GPT
 from course.transformer.pipelines import OneFOneB
-from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
+from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers
 from labkit.steps.counting import local
 
 
@@ -36,8 +36,7 @@ class FSDP2TensorParallel(TensorParallel):
         self.pairs = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.pairs, 2), mesh_dim_names=("dp", "tp"))
         cut_layers(network, mesh["tp"])
-        self.units = shard(network, mesh["dp"], network.blocks.values(), reshard=True)
-        return network
+        return shard(network, mesh["dp"])
 
     @property
     def averaged_over(self) -> int:  # type: ignore[override]
@@ -47,11 +46,6 @@ class FSDP2TensorParallel(TensorParallel):
     def samples(self, batch_size: int) -> Tensor:
         """Return the pair's."""
         return equal_part(batch_size, self.worker.rank // self.ranks_per_replica, self.pairs)
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return FSDP2's over the pairs, of what this rank holds when gathered; and the pair's all-reduces."""
-        within_pairs = 2 * ring(2) * tensor_parallel_bytes(self, self.features_bytes / self.pairs)
-        return fsdp_bytes(self.units, self.pairs) + within_pairs
 
 
 class DataParallelPipeline(OneFOneB):
@@ -86,16 +80,10 @@ class DataParallelPipeline(OneFOneB):
 
     def communicate(self) -> None:
         """Average the gradients of the same stage over the chains."""
-        with self.clock("communication"):
-            gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
-            all_reduce_flat(gradients, self.same_stage)
-            for gradient in gradients:
-                gradient /= self.chains
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return what crosses the one edge of a chain, and the all-reduce of this rank's stage."""
-        along = 2 * self.features_bytes / self.chains / 2
-        return along + self.averaging_bytes(self.chains)
+        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        all_reduce_flat(gradients, self.same_stage)
+        for gradient in gradients:
+            gradient /= self.chains
 
 
 class DataPipelineTensorParallel(DataParallelPipeline):
@@ -134,8 +122,3 @@ class DataPipelineTensorParallel(DataParallelPipeline):
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of this rank's stage, the pair's parts put together."""
         return {name: whole(tensor) for name, tensor in super().weights().items()}
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return what a chain's two ends send, each of the pair; and the pair's four all-reduces a block."""
-        blocks = sum(len(stage.blocks) for stage in self.model.children() if isinstance(stage, GPT))
-        return super().bytes_expected(batch_size) + 2 * ring(2) * 4 * blocks * self.features_bytes / self.chains

@@ -24,7 +24,7 @@ class ContextParallel(DDP):
 
     def cut(self, network: GPT) -> nn.Module:
         """Have attention ask the other ranks."""
-        self.ring = RingAttention(self.clock)
+        self.ring = RingAttention()
         for attention in (module for module in network.modules() if isinstance(module, Attention)):
             attention.attend = self.ring
         return super().cut(network)
@@ -50,15 +50,6 @@ class ContextParallel(DDP):
         super().set_place(inputs)
         all_ranks = range(self.worker.world_size)
         self.ring.positions = [self.positions_of(r, inputs.shape[1]).to(inputs.device) for r in all_ranks]
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return DDP's, and in each block n − 1 steps of the ring.
-
-        Forward with keys and values, backward with them and their gradients: six of (batch_size, time / n, width).
-        """
-        n = self.worker.world_size
-        travelling = 6 * (n - 1) * self.features_bytes / n
-        return super().bytes_expected(batch_size) + len(self.network.blocks) * travelling
 
 
 class ContextParallelInOrder(ContextParallel):

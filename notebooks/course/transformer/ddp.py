@@ -23,7 +23,3 @@ class DDP(DataParallelGPT):
         """Call the wrapped network, which prepares the averaging."""
         outputs: Tensor = self.wrapped(inputs)
         return outputs
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return a ring all-reduce's: 2 (n − 1) / n of the gradients."""
-        return self.averaging_bytes(self.worker.world_size)

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.transformer.base import DataParallelGPT, all_reduce_flat, ring
+from course.transformer.base import DataParallelGPT, all_reduce_flat
 from course.transformer.experts import Experts
 from course.transformer.gpt import GPT
-from labkit.steps.counting import size_bytes
 
 
 class AllToAll(torch.autograd.Function):
@@ -70,8 +69,7 @@ class ExpertParallel(DataParallelGPT):
     def communicate(self) -> None:
         """Average the gradients of what every rank has. An expert's are whole: all that was for it has come to it."""
         n = self.worker.world_size
-        with self.clock("communication"):
-            all_reduce_flat([p.grad for p in self.shared if p.grad is not None])
+        all_reduce_flat([p.grad for p in self.shared if p.grad is not None])
         for parameter in self.network.parameters():
             if parameter.grad is not None:
                 parameter.grad /= n
@@ -85,13 +83,3 @@ class ExpertParallel(DataParallelGPT):
                 dist.all_gather(parts, tensor.contiguous())
                 found[name] = torch.cat(parts)
         return found
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return four all-to-alls a block, of every slot, filled or not; and an all-reduce of what is shared."""
-        batch, time = self.shape
-        slots = sum(
-            layer.router.out_features * layer.capacity(time) * layer.router.in_features for layer in self.experts
-        )
-        n = self.worker.world_size
-        shared = size_bytes(p for p in self.shared if p.requires_grad)
-        return ring(n) * (4 * slots * batch / n * self.itemsize + 2 * shared)

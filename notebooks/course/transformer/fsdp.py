@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
-from course.strategies.sharding import fsdp_bytes, shard
 from course.transformer.base import DataParallelGPT
 from course.transformer.gpt import GPT
 
 
 class FSDP2(DataParallelGPT):
-    """PyTorch's `fully_shard` of every block and of the whole; after its forward a block forgets what it gathered."""
+    """PyTorch's `fully_shard` of every block and of the whole; after its forward pass a block is resharded."""
 
     title = "FSDP2"
     reshard: ClassVar[bool] = True
@@ -23,12 +22,7 @@ class FSDP2(DataParallelGPT):
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,), mesh_dim_names=("dp",))
-        self.units = shard(network, mesh, network.blocks.values(), self.reshard)
-        return network
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return one all-gather before forward, one before backward where it was forgotten, and one reduce-scatter."""
-        return fsdp_bytes(self.units, self.worker.world_size)
+        return shard(network, mesh, self.reshard)
 
 
 class FSDP2Kept(FSDP2):
@@ -39,3 +33,17 @@ class FSDP2Kept(FSDP2):
 
     title = "FSDP2, kept after forward"
     reshard = False
+
+
+def shard(network: GPT, mesh: Any, reshard: bool = True) -> GPT:
+    """Shard a GPT over a mesh of one dimension, in place: each block is a unit, and what is left of the whole.
+
+    The whole is not told `reshard`: its own parameters are the last in the forward pass and the first in the backward
+    pass, so PyTorch's default keeps them, and does not gather them twice in a row.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for block in network.blocks.values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(network, mesh=mesh)
+    return network

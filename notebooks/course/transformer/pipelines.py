@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course.transformer.base import GPTStrategy, counted
-from course.transformer.gpt import GPT, stage
+from course.transformer.gpt import GPT, mean_loss, stage
 
 
 class GPipe(GPTStrategy):
@@ -25,6 +25,8 @@ class GPipe(GPTStrategy):
     schedule: ClassVar[str] = "ScheduleGPipe"
     micro_batches: ClassVar[int] = 4
     stages_per_rank: ClassVar[int] = 1
+    timed: ClassVar[Callable[[str, Callable[..., Any]], Callable[..., Any]]] = staticmethod(lambda what, call: call)
+    """Given each kind of pass of each stage, "forward", "backward" and "weights"; returns what is called instead."""
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -46,9 +48,9 @@ class GPipe(GPTStrategy):
         stages: list[Any] = []
         for part, number in zip(parts, self.numbers, strict=True):
             one: Any = pipelining.PipelineStage(part, number, self.total, self.worker.device, group=group)
-            one.forward_one_chunk = self.clock.timed("forward", self._placed(part, one.forward_one_chunk))
-            one.backward_one_chunk = self.clock.timed("backward", one.backward_one_chunk)
-            one.backward_weight_one_chunk = self.clock.timed("weights", one.backward_weight_one_chunk)
+            one.forward_one_chunk = self.timed("forward", self._placed(part, one.forward_one_chunk))
+            one.backward_one_chunk = self.timed("backward", one.backward_one_chunk)
+            one.backward_weight_one_chunk = self.timed("weights", one.backward_weight_one_chunk)
             stages.append(one)
         kind = getattr(pipelining, self.schedule, None) or getattr(pipelining.schedules, self.schedule)
         given = stages if issubclass(kind, pipelining.schedules.PipelineScheduleMulti) else stages[0]
@@ -68,7 +70,7 @@ class GPipe(GPTStrategy):
 
     def _share_of_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return a micro-batch's loss, such that the mean over micro-batches is the whole batch's."""
-        return self.loss(logits, targets) * self.micro_batches * counted(targets) / self._counted
+        return mean_loss(logits, targets) * self.micro_batches * counted(targets) / self._counted
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Let the schedule run the micro-batches, (batch_size / micro_batches, time) each, through the stages."""
@@ -83,18 +85,13 @@ class GPipe(GPTStrategy):
         rest = {"target": self.local_batch(targets), "losses": losses} if is_last else {}
         self.pipeline.step(*arguments, **rest)
         self.communicate()
-        with self.clock("optimizer"):
-            self.optimizer.step()
+        self.optimizer.step()
         return torch.stack(losses).mean().detach() if is_last else None
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of this rank's stages, by the whole network's names."""
         assert isinstance(self.model, nn.ModuleList)
         return {name: tensor for part in self.model for name, tensor in part.state_dict().items()}
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return the features across every edge between stages, and their gradients back: the mean over ranks."""
-        return 2 * (self.total - 1) * self.features_bytes / self.length
 
 
 class OneFOneB(GPipe):

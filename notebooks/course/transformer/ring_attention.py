@@ -5,14 +5,12 @@ https://arxiv.org/abs/2310.01889. By hand: PyTorch's own `context_parallel` need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from labkit.trace.profiling import Clock
 
 
 class RingAttention:
@@ -22,9 +20,8 @@ class RingAttention:
     own, (batch, heads, time / n, head width) each, and so is the result.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self) -> None:
         self.positions: list[Tensor] = []
-        self.clock = clock
         self.work: list[int] = []
         """Of the last forward pass, for each step of the ring: pairs of a query and a key that were multiplied."""
 
@@ -45,10 +42,6 @@ class RingAttention:
                 queries, keys = mine[rows], theirs[columns]
                 if keys[0] <= queries[-1]:
                     yield rows, columns, (queries[:, None] >= keys if keys[-1] > queries[0] else None)
-
-    def timed(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Mark a call on the clock, if there is one."""
-        return call if self.clock is None else self.clock.timed(what, call)
 
 
 def pieces(positions: Tensor) -> list[slice]:
@@ -89,7 +82,7 @@ class _Ring(torch.autograd.Function):
         for step in range(n):
             if step < n - 1:  # sent while it is computed with
                 arriving, requests = pass_on(block)
-            ring.work.append(ring.timed("attention", _add)(ring, q, block, (rank - step) % n, mean, total))
+            ring.work.append(_add(ring, q, block, (rank - step) % n, mean, total))
             if step < n - 1:
                 for request in requests:
                     request.wait()

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course.strategies.sharding import reduce_scatters
-from course.transformer.base import equal_part, ring
+from course.transformer.base import equal_part
 from course.transformer.gpt import GPT
 from course.transformer.tensor_parallel import TensorParallel, check_heads
-from labkit.steps.counting import size_bytes
 
 
 class SequenceParallel(TensorParallel):
@@ -40,19 +38,6 @@ class SequenceParallel(TensorParallel):
         self.place.attended = torch.arange(time, device=inputs.device)
         mine = equal_part(time, self.worker.rank, self.worker.world_size)
         self.place.positions = mine.to(inputs.device)
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return an all-gather and a reduce-scatter for each all-reduce of tensor parallel, and the norms' gradients.
-
-        With a reduce-scatter worth the name these are the bytes of tensor parallel; gloo's is an all-reduce. And the
-        backward pass gathers no inputs again: unlike Megatron, PyTorch keeps them whole.
-        """
-        depth, n = len(self.network.blocks), self.worker.world_size
-        assert self.network.norm is not None
-        positions = self.shape[0] * self.shape[1] * self.itemsize
-        norms = size_bytes(p for name, p in self.network.named_parameters() if "norm" in name)
-        pairs = (4 * depth + 2) * self.features_bytes * (1 + reduce_scatters(self.network))
-        return ring(n) * (pairs + 2 * norms + 2 * 3 * positions)
 
 
 def cut_layers_and_sequence(network: GPT, mesh: Any) -> None:

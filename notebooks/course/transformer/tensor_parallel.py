@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from course.strategies.sharding import one_by_one
-from course.transformer.base import GPTStrategy, ring
+from course.transformer.base import GPTStrategy, one_by_one
 from course.transformer.gpt import GPT
 
 
@@ -48,21 +47,6 @@ class TensorParallel(GPTStrategy):
         from torch.distributed.tensor.parallel import loss_parallel
 
         return loss_parallel()
-
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return all-reduces: of features, four a block and two at the ends; of the loss, three numbers a position."""
-        return 2 * ring(self.worker.world_size) * tensor_parallel_bytes(self, self.features_bytes)
-
-
-def tensor_parallel_bytes(strategy: GPTStrategy, features: float) -> float:
-    """Return what is all-reduced in a step.
-
-    Forward, what attention and MLP give, and the embedding; backward, the gradients of what attention, MLP and head
-    were given. For each position the loss needs the greatest logit, the sum of the exponentials, and the target's.
-    """
-    assert strategy.network.norm is not None
-    one_number = features / strategy.network.norm.normalized_shape[0]
-    return (4 * len(strategy.network.blocks) + 2) * features + 3 * one_number
 
 
 def cut_layers(network: GPT, mesh: Any) -> None:

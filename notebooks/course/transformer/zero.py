@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from course.strategies.sharding import zero_redundancy
-from course.transformer.base import ring
 from course.transformer.ddp import DDP
-from labkit.steps.counting import size_bytes
 
 
 class ZeRO1(DDP):
@@ -19,9 +17,7 @@ class ZeRO1(DDP):
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Shard the optimizer, which must be a `functools.partial` of its class."""
-        return zero_redundancy(self.model, optimizer)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    def bytes_expected(self, batch_size: int) -> float:
-        """Return DDP's, and every parameter once from its owner to n − 1 ranks: the mean over ranks."""
-        parameters = size_bytes(self.network.parameters())
-        return super().bytes_expected(batch_size) + ring(self.worker.world_size) * parameters
+        kind: Any = optimizer
+        return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=kind.func, **kind.keywords)
