@@ -25,7 +25,7 @@ A room imports those below it in this list, and never one above:
     run          `Run`: what you get back, wait for and stop
     debugger     `breakpoint()` in a rank, asked under the cell
     trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto;
-                 `profiling`: what a rank does in a step, and what that costs
+                 `profiling`: what a training function measures of its own rank by hand
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `record`, and the `state` and `history` in it; `follower`, the thread that
                  fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace

@@ -1,7 +1,5 @@
-"""Ways to train side by side: `labkit.compare` of runs, or of functions, which it launches and measures.
+"""Training functions side by side: `labkit.compare` of functions, which it launches, or of runs.
 
-`launching` is the public call, `comparison` what it returns, `reading` what that takes from its runs, `differences` how
-far their weights are apart, and `view` how a person picks in it. On the ranks `measuring` watches a plain training
-function, `held` what it holds, and `program` records a step as PyTorch dispatches it; in the notebook `replay` computes
-how long that takes on ideal devices.
+`compare` is the public call and what it returns; `curves` and `differences` say how far two runs' curves and tensors
+are apart, and `picker` shows it all where somebody watches. What a row is made of is in `labkit.steps`.
 """

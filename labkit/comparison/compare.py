@@ -95,27 +95,13 @@ def compare(
     Raises TypeError for something that is neither run nor function, or a function that cannot be called so;
     ValueError if there is nothing to compare or if no run has logged `metric`.
     """
-    if runs is not None and isinstance(runs, Mapping) and (old := _of_old_runs(runs, metric)):
-        return old
     with naming("bad_argument"):
-        own = {"metric": metric != "loss", "on": on is not None, "stall_s": stall_s is not None}
         given, parameters = _split(runs, named)
-        _check_own(given, own | {"world_size": world_size is not None, "live": live is not True})
+        _check_own(given, metric=metric, world_size=world_size, on=on, stall_s=stall_s, live=live)
         if parameters and all(isinstance(each, Run) for each in given.values()):
             raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
         _check_logged(given, metric)
     return Comparison(metric, on, stall_s).add(runs, world_size=world_size, live=live, **named)
-
-
-def _of_old_runs(runs: Mapping[str, Any], metric: str) -> Any:
-    """Until the course's benchmark has moved to `launch(trace=…)`: its runs are compared as they were."""
-    from labkit.comparison.comparison import Comparison as OldComparison
-    from labkit.comparison.measured import Measured
-
-    is_old = any(
-        isinstance(result, Measured) for run in runs.values() if isinstance(run, Run) for result in run.results
-    )
-    return OldComparison(runs, metric) if is_old else None
 
 
 class Comparison:
@@ -134,6 +120,7 @@ class Comparison:
         self._parameters: dict[str, Any] = {}
         self._ranks: dict[str, int] = {}
         self._records: dict[str, tuple[Run, list[StepRecord]]] = {}
+        self._apart: dict[str, tuple[Run, Run, dict[str, Any]]] = {}
         self._shown_in: kernel.Execution | None = None
 
     def add(
@@ -189,7 +176,10 @@ class Comparison:
         plan = Plan(threads=max(1, host.cores() // max(self._ranks.values())), gathers=True)
         interrupted: RunInterrupted | None = None
         needed = Session(max(self._ranks[title] for title in functions)) if self._on is None else self._on
-        with needed if self._on is None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: setattr(self, "titles", list(self.runs)))  # nothing is to come any more
+            if self._on is None:
+                stack.enter_context(needed)
             for title, function in functions.items():
                 options: dict[str, Any] = {"on": needed, "world_size": self._ranks[title], "stall_s": self._stall_s}
                 options |= {"kwargs": self._parameters, "trace": plan, "name": title, "live": False, "wait": False}
@@ -208,7 +198,6 @@ class Comparison:
                 elif live:
                     print(summary.line(run), flush=True)
                 if run.status == "stopped":
-                    self.titles = list(self.runs)
                     break
         if live and picker is None and kernel.has_kernel():
             self._ipython_display_()
@@ -273,9 +262,8 @@ class Comparison:
         low, middle, high = 1000 * np.quantile(timed_s, [0.1, 0.5, 0.9]) if timed_s else [math.nan] * 3
         first_s = [second for record in self.records(first) for second in record.timed_s]
         is_told = first_s and timed_s and not self.doubts([first, title])
-        is_whole = len(records) == self.runs[title].world_size
-        buffers = frozenset().union(*(record.buffers for record in (*records, *self.records(first))))
-        first_weights, own_weights = _weights(self.runs[first]), _weights(self.runs[title])
+        if len(records) < self.runs[title].world_size:  # a rank has told nothing
+            records = []
         kinds = dict.fromkeys([*HELD, *(kind for record in records for kind in record.held)])
         return {
             "step ms": float(middle),
@@ -283,18 +271,30 @@ class Comparison:
             "step ms high": float(high),
             "speed-up": 1000 * statistics.median(first_s) / float(middle) if is_told else math.nan,
             "computed ms": 1000 * _most(record.computed_s for record in records),
-            "GFLOP": _most(record.flops for record in records) / 1e9 if is_whole else math.nan,
-            "sent MiB": float(np.mean([record.sent() for record in records])) / MIB if is_whole else math.nan,
+            "GFLOP": _most(record.flops for record in records) / 1e9,
+            "sent MiB": _sent_mib(records),
             **{f"{kind} MiB": _most(record.held.get(kind, math.nan) for record in records) / MIB for kind in kinds},
-            **differences.columns(first_weights, own_weights, buffers),
+            **self._differences(title),
         }
+
+    def _differences(self, title: str) -> dict[str, Any]:
+        """Return how far the weights are from the first run's: once, as a comparison is drawn again and again."""
+        run, first = self.runs[title], next(iter(self.runs.values()))
+        known = self._apart.get(title)
+        if known is None or known[:2] != (run, first):
+            recorded = [*self.records(title), *self.records(next(iter(self.runs)))]
+            buffers = frozenset().union(*(record.buffers for record in recorded))
+            known = run, first, differences.columns(_weights(first), _weights(run), buffers)
+            if run.over.is_set() and first.over.is_set():
+                self._apart[title] = known
+        return known[2]
 
     def doubts(self, titles: Sequence[str] | None = None) -> list[str]:
         """Say why times do not say what devices of the ranks' own would take. [] where they do, and on GPUs."""
         said, cores, threads = [], host.cores(), dict[int, str]()
         for title in self._measured(titles):
             records = self.records(title)
-            if records[0].device == "cuda":
+            if records[0].device == "cuda" or not any(record.timed_s for record in records):
                 continue
             others = others_cores(records)
             if len(records) > cores:
@@ -353,7 +353,7 @@ class Comparison:
         """Draw what a rank sends in a step, the mean over ranks, as textbooks have each call."""
         from labkit.ui import charts
 
-        sent = {title: self._measured_row(title)["sent MiB"] for title in self._measured(titles)}
+        sent = {title: _sent_mib(self.records(title)) for title in self._measured(titles)}
         return charts.bars(list(sent), list(sent.values()), "MiB per rank and step", "sent in a step")
 
     def pictures(self, titles: Sequence[str] | None = None) -> list[Chart]:
@@ -461,6 +461,10 @@ def _most(values: Any) -> float:
     return float(np.max(kept)) if kept else math.nan
 
 
+def _sent_mib(records: Sequence[StepRecord]) -> float:
+    return float(np.mean([record.sent() for record in records])) / MIB if records else math.nan
+
+
 def _weights(run: Run) -> list[dict[str, Any]]:
     """Return the tensors by name among what each rank of a run has returned."""
     import torch
@@ -490,15 +494,16 @@ def _split(runs: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return {printable(str(title)): each for title, each in given.items()}, parameters
 
 
-def _check_own(given: Mapping[str, Any], is_given: Mapping[str, bool]) -> None:
+def _check_own(given: Mapping[str, Any], **own: Any) -> None:
     """Refuse arguments of compare() that a function has, too."""
+    signature = inspect.signature(compare)
+    kept = {name for name, value in own.items() if value != signature.parameters[name].default}
     for title, function in given.items():
-        for name in parameters_of(function) if not isinstance(function, Run) else ():
-            if is_given.get(name):
-                raise ValueError(
-                    f"{title} has a parameter called {name!r}, but compare() keeps {name}=… for itself and does not "
-                    "pass it on. Rename it in the function"
-                )
+        for name in kept.intersection(() if isinstance(function, Run) else parameters_of(function)):
+            raise ValueError(
+                f"{title} has a parameter called {name!r}, but compare() keeps {name}=… for itself and does not "
+                "pass it on. Rename it in the function"
+            )
 
 
 def _check_call(title: str, function: Callable[..., Any], parameters: dict[str, Any]) -> None:

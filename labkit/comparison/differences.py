@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from labkit.comparison.old_differences import buffer_names as buffer_names  # until the course's benchmark has moved
-from labkit.comparison.old_differences import portable as portable
-
 Tensors = Mapping[str, Tensor]
 """What one rank has returned, by name."""
 

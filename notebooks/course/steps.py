@@ -81,6 +81,6 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Return the greatest difference of any weight."""
+    """Return the greatest difference of any weight, NaN if one is NaN."""
     assert one.keys() == other.keys(), "two networks with the same parameters"
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+    return torch.stack([(one[name] - other[name]).abs().max() for name in one]).max().item()

@@ -71,7 +71,7 @@ run = labkit.launch(train, names[:1], 20, on=ranks)
     "run.figure()": "run.figure()",
     "labkit.show": "labkit.show(px.scatter(x=[1, 2, 3], y=[3, 1, 2], title='three points'))",
     "bars": "labkit.charts.bars(['steps of one rank', 'steps of all ranks'], [1234.5, 2], 'ms', 'a long title ' * 9)",
-    "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.profiling.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
+    "parts": "labkit.charts.stacked({way: dict(forward=1, waiting=2) for way in ('DDP', 'ZeRO')}, 'ms')",
     "labkit.compare": "labkit.compare({'one process': run, 'distributed data parallel': many})",
     "labkit.compare of functions": """
 ways = {'one process': learn, 'distributed': learn}

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from labkit import Comparison, compare
+from labkit.comparison import differences
 from labkit.comparison.picker import Picker
 from labkit.steps.record import StepRecord
 from labkit.ui import kernel
@@ -263,6 +264,29 @@ def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
 
     compared = compare({"a title": takes_a_class}, b=takes_a_class, optimizer=torch.optim.SGD)
     assert launched == ["a title", "b"] == compared.titles
+
+
+def test_what_cannot_be_launched_is_not_to_come(monkeypatch):
+    def refuses(*args, **kwargs):
+        raise TypeError("an open file")
+
+    monkeypatch.setattr("labkit.comparison.compare.launch", refuses)
+    compared = Comparison(on=object())
+    with pytest.raises(TypeError, match="an open file"):
+        compared.add(mine=ddp, steps=3, live=False)
+    assert compared.titles == []
+
+
+def test_a_comparison_that_is_drawn_again_compares_weights_once(monkeypatch):
+    compared, counts = compared_with(monkeypatch, a=[timed()], b=[timed()]), []
+    columns = differences.columns
+    monkeypatch.setattr(differences, "columns", lambda *args: counts.append(1) or columns(*args))
+    for _ in range(3):
+        compared.table()
+    assert len(counts) == 2
+    compared.runs["b"] = run_of(log(0, [1], loss=[1.0]), world_size=1)
+    compared.table()
+    assert len(counts) == 3, "the new one's"
 
 
 def takes_a_metric(worker, metric):

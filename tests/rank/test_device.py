@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 
 from course.transformer import GPT, ContextParallel
-from labkit import profiling
-from labkit.comparison.measuring import Observer
 from labkit.engines.arguments import check_device
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -21,7 +19,7 @@ from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.device import OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
-from labkit.trace.profiling import Event
+from labkit.steps import profiler
 from tests.support.fake_engine import A_JOB
 
 # The notebook's part
@@ -196,25 +194,8 @@ def kernels_of_nccl():
 def test_every_kernel_of_nccl_is_known_as_one():
     kernels = kernels_of_nccl()
     assert any("SendRecv" in name for name in kernels)
-    kinds = {profiling.KERNEL.match(f"{name}(ncclDevKernelArgsStorage<4096ul>)")[1] for name in kernels}
+    kinds = {profiler.KERNEL.match(f"{name}(ncclDevKernelArgsStorage<4096ul>)")[1] for name in kernels}
     assert kinds >= {"SendRecv", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
-
-
-def test_a_message_awaited_on_a_gpu_is_waiting_and_one_that_is_sent_is_communication(monkeypatch):
-    kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-    found = [
-        Event("nccl:recv 0<-1", 0, 0.1),
-        Event("nccl:recv 0<-1", 1, 3, on_device=True),
-        Event(kernel, 1, 3, on_device=True),
-        Event("nccl:send 0->1", 3, 3.1),
-        Event("nccl:send 0->1", 4, 5, on_device=True),
-        Event(kernel, 4, 5, on_device=True),
-    ]
-    monkeypatch.setattr("labkit.comparison.measuring.events_of", lambda profiler: found)
-    spans = Observer(torch.device("cpu"))._spans()
-    assert ("recv", 1, 3) in [(span.kind, span.start_s, span.end_s) for span in spans]
-    assert ("on the device", 4, 5) in [(span.kind, span.start_s, span.end_s) for span in spans]
-    assert not any(span.kind == "on the device" and span.start_s < 3 for span in spans)
 
 
 # Strategies

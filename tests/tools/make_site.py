@@ -50,7 +50,6 @@ RETURNED = {
     "launchers.ray.working_dir": ("without_runs",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
-    "trace.profiling": ("PARTS",),
     "trace.trace": ("Trace",),
 }
 """What public names return or take, of modules of labkit that are not public."""
