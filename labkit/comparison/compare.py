@@ -77,6 +77,7 @@ def compare(
     other on reserved ranks, and their steps are watched: from the 8th step on with a clock alone. One that returns its
     weights, `model.state_dict()`, or in a pipeline its own part of them by the whole network's names, is told how
     far they are from the first one's; shards are put together on the ranks, and buffers are told apart from weights.
+    What every rank returns travels to the notebook: of a large model return it on rank 0 alone, unless it is sharded.
 
     One that fails does not cost the others: its row says why. `Comparison.add` runs another function, or an edited one.
 

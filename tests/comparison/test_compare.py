@@ -240,6 +240,39 @@ def test_a_rank_of_which_nothing_has_come_leaves_no_number(monkeypatch):
     assert math.isnan(compared.frame().loc["b", "GFLOP"])
 
 
+def test_buffers_are_those_of_any_rank(monkeypatch):
+    records = [timed()._replace(world_size=2), timed(1, 2)._replace(buffers=frozenset({"scale"}))]
+    compared = compared_with(monkeypatch, a=records, b=records)
+    for title in "ab":
+        compared.runs[title] = run_of(log(0, [1], loss=[1.0]), world_size=2)
+    for title, scale in {"a": 1.0, "b": 3.0}.items():
+        returned = {"0.weight": torch.ones(2)}, {"1.scale": torch.tensor([scale])}
+        for rank, each in zip(compared.runs[title]._state.ranks, returned, strict=True):
+            rank.result = each
+    assert compared.frame()["difference"].tolist() == [0, 0]
+    assert compared.frame()["buffers off by"].tolist() == [0, 2]
+
+
+def test_nothing_is_drawn_while_a_function_runs(monkeypatch):
+    """It would be another program beside the steps that are timed."""
+    order = []
+    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+
+    class Told:
+        def __init__(self, comparison):
+            self.say, self.draw = lambda: order.append("says"), lambda: order.append("draws")
+
+    def launched(function, **options):
+        run = run_of(log(0, [1], loss=[1.0]), world_size=1)
+        run.wait = lambda: order.append("runs")
+        return run
+
+    monkeypatch.setattr("labkit.comparison.compare.Picker", Told)
+    monkeypatch.setattr("labkit.comparison.compare.launch", launched)
+    Comparison(on=object()).add(one=ddp, two=ddp, steps=3, world_size=1)
+    assert order == ["says", "runs", "draws"] * 2
+
+
 def test_plain_runs_have_their_curves_and_a_row():
     one = run_of(log(0, [1, 2], loss=[2.0, 1.0]), world_size=1)
     bad = run_of(log(0, [1, 2], loss=[2.0, math.nan]), world_size=1)

@@ -92,6 +92,7 @@ def test_every_ranks_copy_is_compared_with_the_first_run():
     one = [rank(a=[1.0, 2.0], b=[3.0])]
     assert weights_difference(one, [rank(a=[1.0, 2.0]), rank(b=[3.75])])[:2] == (0.25, "b"), "stages, put together"
     assert weights_difference(one, [rank(a=[1.0, 2.0], b=[3.0]), rank(a=[1.0, 2.25], b=[3.0])])[:2] == (0.125, "a")
+    assert weights_difference(one, [rank(a=[1.0, 2.0], b=[3.0]), {}]).off == 0, "rank 0 alone may return them"
 
 
 def test_a_difference_is_relative_to_the_greatest_number_of_its_tensor():

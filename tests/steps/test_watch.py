@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -156,6 +157,19 @@ def test_watching_changes_no_number_and_times_the_other_steps():
     assert found.threads == torch.get_num_threads()
 
 
+def test_the_machines_load_is_that_of_the_timed_steps_alone():
+    def slow_to_start(worker):
+        time.sleep(0.5)
+        for _ in range(60):
+            time.sleep(0.02)
+            worker.log(steps=1.0)
+
+    found = recorded(slow_to_start, plan=Plan())[1]
+    steps, seconds, *_ = found.load
+    assert steps <= len(found.timed_s)
+    assert 0.3 < seconds <= sum(found.timed_s) * 1.02
+
+
 @pytest.mark.parametrize("at", range(6))
 def test_beside_the_users_own_profiler_nothing_is_recorded_and_theirs_has_everything(at):
     from torch.profiler import ProfilerActivity, profile
@@ -180,6 +194,9 @@ def test_a_fault_of_the_instrument_does_not_end_the_run(monkeypatch):
     (_, _), found, logged = recorded(steps, 12)
     assert logged == 12
     assert "what rank 0 does could not be watched (KeyError" in found.unknown
+    error, found, _ = recorded(steps, 6, True)
+    assert str(error) == "no more", "nor does it hide why the function failed"
+    assert found.steps == ()
 
 
 def test_what_gloo_records_late_does_not_reach_into_the_next_step(monkeypatch):
