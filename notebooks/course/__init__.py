@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.overview import script as script
     from course.overview import strip as strip
     from course.tables import sortable as sortable
-    from course.tables import which_way as which_way
 
 _HOMES = {
     "check": "exercises.checking",
@@ -57,7 +56,6 @@ _HOMES = {
     "sortable": "tables",
     "strip": "overview",
     "tally": "exercises",
-    "which_way": "tables",
     "without": "changes",
 }
 """The module of each public name …"""
