@@ -204,7 +204,7 @@ def test_every_kernel_of_nccl_is_known_as_one():
 def test_positions_of_a_ring_lie_where_the_batch_does():
     strategy = object.__new__(ContextParallel)
     strategy.worker = SimpleNamespace(rank=0, world_size=2)
-    strategy.network = GPT(2, 16, 2)
+    strategy.place = GPT(2, 16, 2).place
     strategy.ring = SimpleNamespace(positions=[])
     strategy.set_place(torch.zeros(2, 8, dtype=torch.long, device="meta"))
     assert {positions.device.type for positions in strategy.ring.positions} == {"meta"}
