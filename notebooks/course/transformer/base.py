@@ -38,7 +38,8 @@ def train(
     trainer = strategy(worker, network(), optimizer)
     for inputs, targets in itertools.islice(batches(worker.device), steps):
         loss = trainer.step(inputs, targets)
-        worker.log(samples=len(inputs) / worker.world_size, **({} if loss is None else {"loss": loss.item()}))
+        logged: dict[str, Any] = {} if loss is None else {"loss": loss.item()}
+        worker.log(samples=len(inputs) / worker.world_size, **logged)
     return trainer.weights()
 
 
