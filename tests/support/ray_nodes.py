@@ -24,7 +24,6 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 UP_S = 120
-TRIALS = 3
 CPUS = 2
 """Of each node, as Ray counts."""
 ENVIRONMENT = {
@@ -173,25 +172,12 @@ class RayNodes:
         raise RuntimeError(f"the Ray nodes are gone:\n{errors[-3000:]}")
 
 
-def _started(folder: Path) -> RayNodes:
-    """Return nodes that have started. Ray gives each of them 30 s, also on a busy machine, and none can be given more:
-    so they are tried again."""
-    for trial in range(TRIALS):
-        (folder / str(trial)).mkdir()
-        try:
-            return RayNodes(folder / str(trial))
-        except RuntimeError as error:
-            if "timed out during startup" not in str(error) or trial == TRIALS - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
 @contextlib.contextmanager
 def running() -> Iterator[RayNodes]:
     """Yield a cluster of two nodes, and end it. Its folders go with it."""
     folder = Path(tempfile.mkdtemp(prefix="lk-ray-", dir="/tmp"))  # a socket's path may not be long
     before = os.environ.pop("RAY_ADDRESS", None)
-    nodes = _started(folder)
+    nodes = RayNodes(folder)
     try:
         yield nodes
     finally:
@@ -210,14 +196,20 @@ def main(folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    from ray._private import services
+    from ray._private.node import Node
     from ray._private.state import GlobalState
     from ray.cluster_utils import Cluster
 
+    # Of a node's processes these two are Python's, take seconds of a CPU to start, and serve nothing here.
+    Node.start_api_server = lambda self, **_: None
+    services.get_node = patient(services.get_node)
     options = {
         "num_cpus": CPUS,
         "num_gpus": 0,
         "object_store_memory": 80 * 2**20,
         "include_dashboard": False,
+        "no_monitor": True,
         "include_log_monitor": False,  # what ranks print comes by labkit's own ways
         "plasma_directory": folder,
         "temp_dir": f"{folder}/ray",
@@ -254,6 +246,22 @@ def main(folder: str) -> None:
                 say(nodes=alive, free=gcs.available_resources().get("CPU", 0), actors=actors)
     finally:
         cluster.shutdown()
+
+
+def patient(get_node):
+    """Return a look for a node that Ray gives 30 s, also on a busy machine, which it does not give up so soon."""
+
+    def look(*what):
+        deadline = time.monotonic() + UP_S
+        while True:
+            try:
+                return get_node(*what)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    return look
 
 
 def drain(address: str, node_id: str, grace_s: float) -> None:
