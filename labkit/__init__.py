@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launcher import run_module as run_module
     from labkit.launcher import run_script as run_script
     from labkit.launchers.attaching import attach as attach
-    from labkit.launchers.ray.target import Ray as Ray
+    from labkit.launchers.ray import Ray as Ray
     from labkit.launchers.slurm import Slurm as Slurm
     from labkit.rank.current import current as current
     from labkit.rank.current import log as log
@@ -89,7 +89,7 @@ __version__ = VERSION
 _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparison.compare",
-    "Ray": "launchers.ray.target",
+    "Ray": "launchers.ray",
     "Run": "run",
     "RunInterrupted": "run",
     "Session": "session.session",

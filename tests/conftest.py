@@ -307,7 +307,6 @@ def ray_cluster(request, shared_ray):
     wait_until(lambda: not shared_ray.processes())
     shared_ray.have(2)
     wait_until(lambda: shared_ray.state() == {"nodes": 2, "free": 2 * ray_nodes.CPUS, "actors": 0})
-    wait_until(lambda: not shared_ray.rank_folders())
 
 
 @pytest.fixture

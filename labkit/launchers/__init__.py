@@ -1,11 +1,12 @@
-"""Ranks that SLURM or Ray starts; they and the notebook exchange files in a run directory.
+"""Ranks that SLURM or Ray starts: one agent per node runs them there, as the notebook's engine does here.
 
 In the order in which a run comes to them:
 
-    slurm, ray             one launcher each: what `on=` takes, and its job
-    launcher_job           what every job promises; `job_events` is what it reports about all ranks
-    supervisor             starts one rank on its node, and stays beside it; `rank_entry` is what it starts
-    run_directory          the files: `directory` names them, `sender` and `reader` write and read what ranks report
-    directory_engine       brings what is written there to the run
-    attaching              `labkit.attach`
+    slurm, ray      one launcher each: what `on=` takes, and its job
+    remote          what every job promises, and the engine that brings what its ranks report to the run
+    run_folder      the files, where nodes and notebook share some
+    start, agent    one node: it starts its ranks, and looks after them (`ray_node`: as an actor of Ray's)
+    attaching       `labkit.attach`
+    job_events      what a launcher reports of all ranks
+    environments    the variables by which a job's processes know it, which other jobs must not see
 """

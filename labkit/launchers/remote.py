@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from labkit.engines.base import Engine, Target
 from labkit.engines.spawn import in_spawner_thread
@@ -20,6 +20,8 @@ from labkit.launchers.job_events import JobEnded, Notice, Restarted, StoppedElse
 from labkit.launchers.run_folder import RunFolder, Streams
 from labkit.protocol import events
 from labkit.protocol.job import Job
+
+T = TypeVar("T")
 
 LOOK_S = 0.1
 """Time between two looks at what the nodes report."""
@@ -35,6 +37,9 @@ SILENT_S = 45.0
 
 LEAVE_S = 5.0
 """How long agents that are processes of this machine may take to be gone once their ranks have ended."""
+
+UNDO_S = 15.0
+"""How long a start that was interrupted is waited for, and the end of what it has started."""
 
 
 class RemoteJob:
@@ -210,23 +215,12 @@ class FolderJob(RemoteJob):
     def start(self, job: Job) -> None:
         """Make the folder, and have the agents started; a start that is interrupted ends what it has started."""
         self.folder.create(job, self.about)
-        # In another thread, which the notebook's interrupt does not reach: between the start and the note of what was
-        # started nobody would know what to end.
-        started: Future[dict[str, Any]] = Future()
-        starter = threading.Thread(target=_fulfil, args=(started, self.submit), name="labkit-start", daemon=True)
-        starter.start()
-        try:
-            self.about |= started.result()
-        except BaseException:
-            started.add_done_callback(self._end_started)
-            starter.join(LEAVE_S)  # a script that ends now would take along the thread that ends what was started
-            self.close()
-            raise
+        self.about |= start_uninterrupted(self.submit, self._end_started)
         self.folder.note(self.about)
 
-    def _end_started(self, started: Future[dict[str, Any]]) -> None:
-        if started.exception() is None:
-            self.end()
+    def _end_started(self) -> None:
+        self.end()
+        self.close()
 
     def submit(self) -> dict[str, Any]:
         """Have the agents started; return what is to be noted for `attach`."""
@@ -263,6 +257,23 @@ class FolderJob(RemoteJob):
                 self._is_full = is_full
                 text = f"the disk of {self.folder.path} is full: the ranks wait until there is room"
                 self._news.put(events.Warned(-1, "disk", text if is_full else ""))
+
+
+def start_uninterrupted(start: Callable[[], T], end: Callable[[], object]) -> T:
+    """Return what `start` returns; if it is waited for no longer, `end` what it has started.
+
+    It runs in another thread, which the notebook's interrupt does not reach: between the start and the note of what was
+    started nobody would know what to end.
+    """
+    started: Future[T] = Future()
+    starter = threading.Thread(target=_fulfil, args=(started, start), name="labkit-start", daemon=True)
+    starter.start()
+    try:
+        return started.result()
+    except BaseException:
+        started.add_done_callback(lambda done: None if done.exception() else end())
+        starter.join(UNDO_S)  # a script that ends now would take along the thread that ends what was started
+        raise
 
 
 def _fulfil(future: Future[Any], call: Any) -> None:

@@ -64,7 +64,7 @@ class RunFolder:
                 self.path.parent.mkdir(parents=True, mode=0o700)
                 (self.path.parent / ".gitignore").write_text("*\n")
             self.path.mkdir(mode=0o700)
-            (self.path / "asked").touch()
+            (self.path / "asked").touch(mode=0o600)
             self.write("job", *pack(job))
             self.note(about)
         except OSError as error:
@@ -76,7 +76,7 @@ class RunFolder:
     def write(self, name: str, *content: bytes | memoryview) -> None:
         """Write a file whole: nobody sees a part of it."""
         aside = self.path / f".{name}.{os.getpid()}"
-        with open(aside, "wb") as file:
+        with open(aside, "wb", opener=_private) as file:
             file.writelines(content)
         aside.replace(self.path / name)
 
@@ -85,9 +85,11 @@ class RunFolder:
         self.write("run.json", json.dumps(about, indent=1).encode())
 
     def about(self) -> dict[str, Any]:
-        """Return the run's notes. Raises ValueError if this is no run's folder, or another user's."""
+        """Return the run's notes. Raises ValueError if this is no run's folder, or others could have written there."""
         try:
-            check_mine(self.path, os.stat(self.path))
+            for path in (self.path, *self.path.iterdir()):
+                if path == self.path or path.name in ("run.json", "job") or path.suffix == ".stream":
+                    check_mine(path, os.stat(path))
             found: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{self.path} is not the folder of a run ({error}); `run.folder` names one") from error
@@ -134,6 +136,11 @@ class RunFolder:
     def stream(self, node: int, attempt: int) -> Stream:
         """Return what one node writes."""
         return Stream(self.path / f"{node}.{attempt}.stream")
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that others than the user can neither read nor write, whatever the umask."""
+    return os.open(path, flags, 0o600)
 
 
 class Words:

@@ -32,7 +32,7 @@ ANSWER_S = 3.0
 """How long to wait for the others' answers after a failure that only says that another rank was not there."""
 
 LAST_WORDS_S = 5.0
-"""How old the stack of a rank that was ended from outside may be: its supervisor asks for one before."""
+"""How old the stack of a rank that was ended from outside may be: its agent asks for one before."""
 
 FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they are. Most have failed by then, too."""

@@ -1,11 +1,8 @@
 """Temporary folders that are one user's alone, and that do not stay when the process that made them is killed.
 
-Such a process leaves its folder behind. Who sees its end removes it (`remove_of`, a rank's supervisor), or else the
-next process that makes one. Whether a process is gone is told by a lock, which the system releases with it: containers
-that share a folder for temporary files do not share process ids. Ray kills supervisors, too: there these folders lie in
-the rank's directory, which goes with its actor.
-
-Needs nothing but the standard library, as supervisors do.
+Such a process leaves its folder behind, which the next process that makes one removes. Whether a process is gone is
+told by a lock, which the system releases with it: containers that share a folder for temporary files do not share
+process ids.
 """
 
 from __future__ import annotations
@@ -34,21 +31,9 @@ MAKING_S = 60.0
 """How long a folder may take to get its marker."""
 
 
-def parent_folder() -> Path:
-    """Return where such folders lie: where temporary files are, or in the directory that `ray.rank_holder` has made."""
-    return Path(os.environ.get("LABKIT_RANK_FOLDER") or tempfile.gettempdir())
-
-
 def new_folder() -> Path:
     """Make a folder of this process."""
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent_folder()))
-
-
-def remove_of(pid: int) -> None:
-    """Remove the folders of a process of this machine that has ended."""
-    for folder in parent_folder().glob(f"{PREFIX}{pid}-*"):
-        if not is_in_use(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=tempfile.gettempdir()))
 
 
 def locked_marker(folder: Path) -> int:
@@ -63,7 +48,7 @@ def locked_marker(folder: Path) -> int:
 @functools.cache
 def remove_left_behind_once() -> None:
     """Remove, once in this process, what others have left where this one's folders lie."""
-    remove_left_behind(parent_folder())  # which may hold many thousand files
+    remove_left_behind(Path(tempfile.gettempdir()))  # which may hold many thousand files
 
 
 def remove_left_behind(where: Path) -> None:

@@ -12,7 +12,7 @@ memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`
 threads at work          `wanted_s`
 a rank's environment     `rank_environment`, `set_start_environment`
 
-Standard library only, but for psutil where the system itself does not tell: supervisors need no more.
+Standard library only, but for psutil where the system itself does not tell: an agent imports no torch before its ranks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import argparse
 import itertools
 import os
 import sys
-import tempfile
 import time
 
 import labkit
@@ -48,9 +47,9 @@ def main() -> None:
     rows = chosen(options.rows)
     ROWS["SIGKILL"] = ROWS["SIGKILL"]._replace(cause="")  # of a rank elsewhere nobody has seen the memory
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-    with tempfile.TemporaryDirectory() as folder, ray_nodes.running() as nodes:
+    with ray_nodes.running() as nodes:
         began = time.monotonic()
-        on = labkit.Ray(nodes.address, 2, placement="STRICT_SPREAD", folder=folder)
+        on = labkit.Ray(2, address=nodes.address, placement="STRICT_SPREAD")
         if options.launches:
             print_launches([first_value_s(on) for _ in range(options.launches)], "ranks placed")
         if options.values:

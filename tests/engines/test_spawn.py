@@ -23,7 +23,6 @@ from labkit.engines import spawn as engine_spawn
 from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
-from labkit.launchers.tcp_store import open_store
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue, receive
 from labkit.rank.device import Settled
@@ -271,7 +270,7 @@ def test_a_rank_has_joined_when_all_have(monkeypatch):
 
 def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    keeper = [open_store(2)]
+    keeper = [dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)]
     mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
     thread = threading.Thread(target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), ON_CPU, mine))
     thread.start()

@@ -13,8 +13,7 @@ from torch.distributed import distributed_c10d
 
 import labkit
 from labkit.failures.missed import Call, RankCalls, content, differing, find
-from labkit.launchers.run_directory.records import decoded
-from labkit.launchers.run_directory.sender import FileSender
+from labkit.launchers.run_folder import Stream, Streams
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Attached
 from labkit.rank import recorder
@@ -341,11 +340,10 @@ def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, caps
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
     monkeypatch.setattr(recorder, "look", lambda rank, trace=None: said)
-    channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
-    channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
+    channel, stream = Channel(), Stream(tmp_path / "0.0.stream")
+    channel.rank, channel.send = 1, lambda event: stream.put([event])
     ReportCollectives().receive("details", channel)
-    (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
-    event = decoded(line)
+    event, *_ = Streams(tmp_path, 1).read()
     assert isinstance(event, Attached)
     heard = StackQuery()
     heard.take(event)

@@ -20,10 +20,7 @@ from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.stacks import Frame, RankStack
-from labkit.launchers.directory_engine import folder_gone
-from labkit.launchers.job_events import JobEnded
-from labkit.launchers.ray.driver import never_placed
-from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray import RayJob
 from labkit.launchers.run_folder import RunFolder
 from labkit.launchers.slurm import SlurmJob
 from labkit.monitor.stack_query import StackQuery
@@ -153,13 +150,10 @@ def slurm(_):
 
 
 def ray(_):
-    orders = Orders("auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {})
-    ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
-    return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
-
-
-def run_folder(_):
-    return ended_with(folder_gone(Path("/home/me/labkit-runs/20260301-101500-train-1f2e")))
+    job = RayJob(labkit.Ray(nodes=2, ranks_per_node=2))
+    job._addresses = ["10.0.0.6", "10.0.0.7"]
+    job._note_lost(1, RuntimeError("The actor died because its node has died."))
+    return ended_with(job.why_over([2, 3]))
 
 
 def labkit_failed(_):
@@ -171,7 +165,7 @@ MADE = {
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
         *(cannot_be_sent, gpu, nobody_answers, checkpoint, session, slurm, ray),
-        *(run_folder, labkit_failed),
+        *(labkit_failed,),
     )
 }
 """By page; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
@@ -294,7 +288,6 @@ ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError"}
 
 SAY_IT_ALL = {
     "rank/device.py": "a GPU that has gone since: the message has every step",
-    "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",
 }
 

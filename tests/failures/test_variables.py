@@ -16,8 +16,7 @@ from torch import nn
 
 import labkit
 from labkit.failures.frames import Frames, frames_of
-from labkit.launchers.run_directory.records import decoded
-from labkit.launchers.run_directory.sender import FileSender
+from labkit.launchers.run_folder import Stream, Streams
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 from labkit.rank import describe as describing
@@ -249,10 +248,9 @@ def test_no_frames_are_nothing():
     assert (str(Frames()), Frames().in_short) == ("", "")
 
 
-def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
-    FileSender(tmp_path / "records").send(FAILURE, is_last=True)
-    (line,) = (tmp_path / "records").read_bytes().splitlines()
-    assert decoded(line) == FAILURE
+def test_a_failure_crosses_a_file_whole(tmp_path):
+    Stream(tmp_path / "0.0.stream").put([FAILURE])
+    assert Streams(tmp_path, 1).read() == [FAILURE]
 
 
 # With real ranks

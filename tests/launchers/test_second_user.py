@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers import start
+from labkit.launchers.run_folder import RunFolder
 from tests.conftest import LONG_S, wait_until
 from tests.support.cluster import DAEMONS
 from tests.support.fake_engine import a_job
@@ -32,7 +34,7 @@ pytestmark = [
 ]
 
 REACHABLE = {
-    r"(launchers|session)\.rank_entry|spawn_main": "gloo: a rank listens for the others on loopback, as PyTorch has no "
+    r"spawn_main": "gloo: a rank listens for the others on loopback, as PyTorch has no "
     "other transport for it. Whoever connects when all have joined is given nothing: see .github/SECURITY.md",
     r"^\d+ srun ": "SLURM's own, which asks munge who connects",
 }
@@ -136,10 +138,10 @@ def test_of_a_run_on_one_node_of_slurm(place, slurm):
 
 def test_a_run_that_was_opened_to_a_group_and_rewritten_is_not_run(place):
     """A group of users, and a folder that one of them has made theirs."""
-    directory = RunDirectory(place / "labkit-runs" / "run")
-    directory.create(a_job(), {"launcher": "slurm"})
-    directory.path.parent.chmod(0o755)
-    for path in (directory.path, directory.job_file):
+    folder = RunFolder(place / "labkit-runs" / "run")
+    folder.create(a_job(), {"launcher": "slurm", "job": "5"})
+    folder.path.parent.chmod(0o755)
+    for path in (folder.path, folder.path / "job"):
         os.chown(path, -1, OTHER)
         path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o070)
     if not (pid := os.fork()):
@@ -148,11 +150,14 @@ def test_a_run_that_was_opened_to_a_group_and_rewritten_is_not_run(place):
             os.setgroups([])
             os.setgid(OTHER)
             os.setuid(OTHER - 1)
-            directory.job_file.write_bytes(b"cos\nsystem\n(S'touch " + bytes(place / "executed") + b"'\ntR.")
+            (folder.path / "job").write_bytes(b"cos\nsystem\n(S'touch " + bytes(place / "executed") + b"'\ntR.")
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0, "the group's member could write"
     with pytest.raises(ValueError, match="others than you can write into .*: chmod -R go-w"):
-        directory.job()
+        labkit.attach(folder.path)
+    node = subprocess.run(start.command(sys.executable, folder.path, "0"), capture_output=True, text=True, check=False)
+    assert node.returncode == 1
+    assert "others than you can write into" in node.stderr
     assert not (place / "executed").exists()

@@ -7,7 +7,6 @@ import getpass
 import io
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -30,7 +29,6 @@ from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
 from labkit.session import cell_runs
 from labkit.ui import kernel
-from tests.conftest import LONG_S
 from tests.tools import make_coming_from
 
 # Exits
@@ -468,23 +466,3 @@ def programs(tmp_path):
     folder.mkdir(parents=True)
     (folder / "train.py").write_text('device = "cuda"\nprint(device)\n')
     return tmp_path / "programs"
-
-
-# Output
-
-
-BEGINS = """
-import os, sys
-from labkit.launchers.rank_entry import begin
-begin(os.open(os.devnull, os.O_WRONLY))
-print("\\xe9", flush=True)
-"""
-
-
-@pytest.mark.spawns
-def test_a_launchers_rank_writes_utf_8_whatever_the_locale():
-    environment = {**os.environ, "SLURM_PROCID": "0", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", BEGINS], env=environment, capture_output=True, timeout=LONG_S, check=True
-    )
-    assert done.stdout == "é\n".encode()

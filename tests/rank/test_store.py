@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from labkit.launchers import tcp_store
+from labkit.launchers import agent
 from labkit.rank import local_rendezvous, private_folder
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store
 from labkit.rank.private_folder import is_in_use
@@ -138,34 +137,6 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(rendezvous):
     assert is_in_use(rendezvous.folder)
 
 
-def test_who_sees_a_process_end_removes_what_it_has_left_and_nobody_elses(tmp_path, monkeypatch):
-    """As a rank's supervisor does. Another container may have a process of the same number."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = LocalRendezvous()
-    left, others = (tmp_path / f"{private_folder.PREFIX}{pid}-x" for pid in (123456, 12345))
-    for folder in (left, others):
-        folder.mkdir(mode=0o700)
-        (folder / private_folder.MARKER).touch()
-    private_folder.remove_of(123456)
-    private_folder.remove_of(os.getpid())
-    assert sorted(tmp_path.iterdir()) == sorted([others, living.folder])
-    living.close()
-
-
-def test_where_a_rank_has_a_directory_that_goes_with_it_these_folders_lie_there(tmp_path, monkeypatch):
-    """On Ray, which kills a rank's supervisor, too."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("LABKIT_RANK_FOLDER", str(tmp_path))
-    made = LocalRendezvous()
-    assert made.folder.parent == tmp_path
-    made.close()
-    left = tmp_path / f"{private_folder.PREFIX}123456-x"
-    left.mkdir(mode=0o700)
-    (left / private_folder.MARKER).touch()
-    private_folder.remove_of(123456)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.spawns
 def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
     process = multiprocessing.get_context("fork").Process(target=rendezvous.close)
@@ -245,18 +216,11 @@ def test_nothing_listens_at_the_port_until_a_script_does(rendezvous):
 # Ranks of several machines
 
 
-def test_ranks_of_several_machines_meet_at_a_port():
-    opened = tcp_store.open_store(2)
-    joined = tcp_store.join_store("127.0.0.1", opened.port, 2)
-    opened.set("greeting", "hello")
-    assert joined.get("greeting") == b"hello"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_a_store_listens_at_the_one_address_that_is_needed(host):
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_a_store_listens_at_the_one_address_that_is_needed(address):
     try:
-        with tcp_store.listen(host, 0, backlog=1) as listener:
-            assert listener.getsockname()[0] == host
+        with agent.listen(address) as listener:
+            assert listener.getsockname()[0] == address
     except OSError:
-        assert host == "::1"
+        assert address == "::1"
         pytest.skip("this machine has no IPv6")

@@ -64,7 +64,7 @@ KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
 AGENTS = ("-m torch.distributed.run",)
 THOSE_WHO_START_RANKS = (
     *(*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS),
-    *("labkit.launchers import start", "/supervisor.py", "/plain/", "/twins/", "-m tests.support.twins"),
+    *("labkit.launchers import start", "/plain/", "/twins/", "-m tests.support.twins"),
 )
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, a node's own, those who
 stand before a rank there, and the scripts of lessons and twins."""

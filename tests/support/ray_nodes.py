@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-UP_S = 120
+UP_S = 240
 CPUS = 2
 """Of each node, as Ray counts."""
 ENVIRONMENT = {
@@ -35,6 +35,8 @@ ENVIRONMENT = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_raylet_start_wait_time_s": "240",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_infeasible_task_early_exit": "0",
 }
@@ -114,36 +116,15 @@ class RayNodes:
         return self._do("state")
 
     def processes(self) -> list[psutil.Process]:
-        """Those of ranks and their supervisors."""
+        """The ranks, and what multiprocessing has beside them."""
         found = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     command = " ".join(process.cmdline())
                     alive = process.status() != psutil.STATUS_ZOMBIE
-                    if alive and ("rank_entry" in command or "supervisor.py" in command):
+                    if alive and "multiprocessing" in command:
                         found.append(process)
-        return found
-
-    def rank_folders(self) -> list[Path]:
-        """The folders that ranks have on their nodes."""
-        return list(self._folder.glob("ray/*/labkit-rank-*"))
-
-    def ranks(self) -> dict[int, psutil.Process]:
-        """The ranks' processes, by rank."""
-        found = {}
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "rank_entry" in " ".join(words):
-                    found[int(words[-2])] = process
-        return found
-
-    def holders(self) -> dict[int, psutil.Process]:
-        """The processes of the actors, by rank."""
-        found = {}
-        for rank, process in self.ranks().items():
-            found[rank] = process.parent().parent()
         return found
 
     def down(self) -> None:

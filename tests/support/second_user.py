@@ -47,18 +47,15 @@ class Doors(NamedTuple):
     """Its files and folders."""
     sockets: list[str]
     """Unix sockets on which its processes listen, as Linux names them."""
-    run_ids: list[str]
-    """What the process list says of it."""
 
     @classmethod
     def of(cls, processes: list[psutil.Process], folders: list[Path]) -> Doors:
         """Return those of some processes; everything below the folders is the run's."""
-        ports, sockets, files, run_ids = {}, [], set(), set()
+        ports, sockets, files = {}, [], set()
         listening = {row[9]: int(row[1].rpartition(":")[2], 16) for row in _tcp() if row[3] == LISTENS}
         named = {row[6]: " ".join(row[7:]) for row in _unix() if int(row[3], 16) & 0x10000}
         for process in processes:
             command = " ".join(process.cmdline())
-            run_ids |= set(re.findall(r"--rdzv-id=(\S+)", command))
             for inode in _inodes(process):
                 if inode in listening:
                     ports[listening[inode]] = command
@@ -68,7 +65,7 @@ class Doors(NamedTuple):
                 files |= set(re.findall(r"/dev/shm/[^\s]+", Path(f"/proc/{process.pid}/maps").read_text()))
         for folder in folders:
             files |= {str(path) for path in (folder, *folder.rglob("*")) if "/torchinductor_" not in str(path)}
-        return cls(ports, sorted(files), sockets, sorted(run_ids))
+        return cls(ports, sorted(files), sockets)
 
 
 def _rows(*names: str) -> list[list[str]]:
@@ -119,7 +116,7 @@ def try_all(doors: Doors, mark: Path, as_user: int = OTHER) -> dict[str, list[st
             os.chdir("/")
             found = {
                 "reached": [f"{port} {command}" for port, command in doors.ports.items() if _connects(port)],
-                "store": [what for port in doors.ports for what in _as_a_store(port, doors.run_ids, mark)],
+                "store": [what for port in doors.ports for what in _as_a_store(port, mark)],
                 "read": [path for path in doors.files if _reads(path)],
                 "changed": [path for path in doors.files if _changes(path)],
                 "socket": [name for name in doors.sockets if _is_let_in(name)],
@@ -146,7 +143,7 @@ def _connects(port: int) -> bool:
     return False
 
 
-def _as_a_store(port: int, run_ids: list[str], mark: Path) -> list[str]:
+def _as_a_store(port: int, mark: Path) -> list[str]:
     """Speak as PyTorch's client does; return what was done in a store that answers."""
     found: list[dist.TCPStore] = []
 
@@ -165,7 +162,7 @@ def _as_a_store(port: int, run_ids: list[str], mark: Path) -> list[str]:
     with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
         keys += store.list_keys()
     evil = base64.b64encode(pickle.dumps(Executed(mark)))
-    for key in [*keys, *(f"torch.rendezvous.{each}" for each in run_ids)]:
+    for key in keys:
         with contextlib.suppress(RuntimeError):
             if store.check([key]):
                 store.get(key)

@@ -345,7 +345,7 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
         elif way == "slurm":
             on = labkit.Slurm(1, twin.world_size, folder=own_folder() / "runs")
         elif way == "ray":
-            on = labkit.Ray(os.environ["TWIN_RAY"], twin.world_size, folder=own_folder() / "runs")
+            on = labkit.Ray(1, twin.world_size, address=os.environ["TWIN_RAY"])
         for _ in range(1 + (way == "reserved" and twin.repeats)):
             try:
                 args = eval(twin.args, shell.user_ns)

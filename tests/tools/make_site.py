@@ -47,7 +47,6 @@ ERRORS = {"gpu": "GPU", "slurm": "SLURM", "labkit_failed": "labkit failed"}
 """Titles of errors' pages that are no plain words."""
 
 RETURNED = {
-    "launchers.ray.working_dir": ("without_runs",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
     "trace.trace": ("Trace",),

@@ -32,9 +32,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
   are gone.
 * `labkit.failures.pages.slurm`: SLURM did not take the job, or ended it: cancelled, out of time, out of
   memory, a node lost.
-* `labkit.failures.pages.ray`: Ray did not take the ranks, can never place them, or has lost them.
-* `labkit.failures.pages.run_folder`: The folder through which ranks and notebook speak has gone: it was
-  deleted or moved meanwhile.
+* `labkit.failures.pages.ray`: Ray did not take the ranks, or has lost them.
 * `labkit.failures.pages.labkit_failed`: labkit itself could not go on. No rank is to blame, and what had
   come from the ranks is kept.
 
