@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +26,9 @@ from labkit.protocol.pages import help_hint
 from labkit.rank.channels import Messages, pack
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+CONNECT_S = 10.0
+"""How long the cluster's head may take to answer."""
 
 FREE_S = 1.0
 """Time between two questions what is free on the cluster."""
@@ -95,6 +100,7 @@ class _Connection:
             if not self._users and not ray.is_initialized():
                 options = {"runtime_env": runtime_env or None, "logging_level": logging.ERROR}
                 try:
+                    _check_that_it_listens(address)
                     ray.init(address, log_to_driver=False, **options)
                 except Exception as error:
                     raise RuntimeError(f"no Ray cluster answers at {address!r}: {error}\n{help_hint('ray')}") from error
@@ -115,6 +121,13 @@ class _Connection:
             if not self._users and self._with[0]:
                 self._with = "", {}
                 ray.shutdown()
+
+
+def _check_that_it_listens(address: str) -> None:
+    """Raise OSError if nobody listens there: Ray would try for minutes."""
+    given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if found := re.fullmatch(r"(?:ray://)?\[?([^\]/]+)\]?:(\d+)", given):
+        socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
 
 
 _connection = _Connection()
