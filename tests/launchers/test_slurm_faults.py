@@ -132,8 +132,7 @@ def test_a_notebook_with_a_launchers_variables_launches_as_any_other(launch, mon
         "SLURM_PROCID": "9",
         "SLURM_NTASKS": "1",
         "SBATCH_ARRAY_INX": "0-2",
-        "LABKIT_RANK": "5",
-        "LABKIT_ATTEMPT": "7",
+        "SLURMD_NODENAME": "elsewhere",
         "FOR_RANKS": "yes",
     }.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +140,7 @@ def test_a_notebook_with_a_launchers_variables_launches_as_any_other(launch, mon
     run.wait(LONG_S)
     assert [result[:2] for result in run.results] == [(0, 2), (1, 2)]
     for *_, found in run.results:
-        assert (found["SLURM_JOB_ID"], found["LABKIT_RANK"], found["FOR_RANKS"]) == (job_of(run), None, "yes")
+        assert (found["SLURM_JOB_ID"], found["TORCHELASTIC_RUN_ID"], found["FOR_RANKS"]) == (job_of(run), None, "yes")
 
 
 def test_a_launch_from_a_rank_has_ranks_of_its_own_and_one_within_a_job_says_which_nodes(launch, slurm, tmp_path):

@@ -216,7 +216,7 @@ def launch_on_slurm(worker, folder):
 
 def where(worker):
     """Return which rank this is, on which node, and what it has of a launcher's and the caller's variables."""
-    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LABKIT_RANK", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
+    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
     return worker.rank, worker.world_size, {name: os.environ.get(name) for name in names}
 
 
