@@ -1,6 +1,7 @@
 """The course: what its lessons import, and nothing that labkit needs.
 
     exercises     what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+    answers       what learners wrote and was right, for the rest of the lesson (`mine`)
     pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
     transformer   a small GPT, and ways to train it in parallel, one a module
     data_parallel the four steps of `nn.DataParallel` on the CPU
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import scaling as scaling
     from course import steps as steps
     from course import transformer as transformer
+    from course.answers import mine as mine
     from course.changes import without as without
     from course.exercises import tally as tally
     from course.exercises.checking import check as check
@@ -50,6 +52,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
 
 _HOMES = {
     "check": "exercises.checking",
+    "mine": "answers",
     "predict": "exercises.predicting",
     "progress": "overview",
     "script": "overview",

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import re
 import shutil
 from pathlib import Path
+
+from course import answers, exercises
 
 WITHHELD = "the reference solution is withheld from this copy of the course"
 
@@ -18,6 +22,8 @@ LEFT_OUT = ("__pycache__", ".*_cache", ".ipynb_checkpoints", ".labkit-progress*"
 def hand_out(folder: Path) -> Path:
     """Write the notebooks, and the course that they import, into a new folder; return it.
 
+    References that a lesson goes on with (`course.mine`) are there, but sealed.
+
     Of each exercise the statement, the hints, the cases and what tries them are there; the reference's body and the
     wrong answers with their diagnoses are not. Raises FileExistsError if the folder is there.
     """
@@ -25,6 +31,10 @@ def hand_out(folder: Path) -> Path:
     shutil.copytree(ours.parent, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for file in sorted((folder / ours.name / "exercises").glob("*.py")):
         file.write_text(without_reference(file.read_text("utf-8")), "utf-8")
+    lessons = [file.read_text("utf-8") for file in folder.glob("*.ipynb")]
+    used = {name for text in lessons for name in re.findall(r'course\.mine\(\\"(\w+)\\"', text)}
+    sealed = {name: answers.seal(exercises.find(name).solution_source) for name in sorted(used)}
+    (folder / ours.name / "exercises" / answers.SEALED.name).write_text(json.dumps(sealed, indent=1), "utf-8")
     return folder
 
 

@@ -56,13 +56,14 @@ def _save(kept: dict[str, Any]) -> None:
     )
 
 
-def note(name: str, passed: bool) -> None:
-    """Keep that an exercise was tried; once solved, it stays so."""
+def note(name: str, passed: bool, source: str = "") -> None:
+    """Keep that an exercise was tried; once solved, it stays so. Of what was right, the last source."""
     kept = load()
     about = kept["exercises"].setdefault(name, {"tries": 0, "solved": ""})
     about["tries"] += 1
     if passed:
         about["solved"] = about["solved"] or time.strftime("%Y-%m-%d %H:%M")
+        about["source"] = source
     _save(kept)
 
 
@@ -71,6 +72,13 @@ def note_prediction(question: str, right: bool) -> None:
     kept = load()
     kept["predictions"].setdefault(question, right)
     _save(kept)
+
+
+def source(name: str) -> str:
+    """Return the source of an answer that was right; "" if there is none, or it cannot stand alone."""
+    about = load()["exercises"].get(name)
+    found = about.get("source", "") if isinstance(about, dict) else ""
+    return found if isinstance(found, str) else ""
 
 
 def solved() -> set[str]:
