@@ -46,7 +46,7 @@ FACTS = {
         "FSDP sends 1.5 times as much as DDP: all-gather, all-gather and reduce-scatter, where an all-reduce is one "
         "of each",
         r"FSDP\W* sends|1\.5 times as much \(",
-        frozenset({"09", "11b", "21"}),
+        frozenset({"11b", "21"}),
     ),
     "zero-1": Fact(
         "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "

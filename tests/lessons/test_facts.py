@@ -100,7 +100,9 @@ def test_a_formula_of_the_course_is_typed_in_the_lesson_that_derives_it_and_in_n
     }
     for function in (formula_module.all_reduce_bytes, formula_module.bubble):
         (formula, *_) = formulas(textwrap.dedent(inspect.getsource(function)))
-        assert f"Derived in lesson {where[formula]}." in function.__doc__
+        asked = f'course.exercises.statement("{function.__name__}")'  # where you write it yourself
+        lesson = where.get(formula) or next(n for n, nb in NOTEBOOKS.items() if asked in [c.source for c in nb.cells])
+        assert f"Derived in lesson {lesson}." in function.__doc__
 
 
 def test_formulas_are_found_whatever_their_variables_are_called():

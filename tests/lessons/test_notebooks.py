@@ -225,7 +225,7 @@ BEFORE = {
     "06_ddp": ("local_indices", "def train(worker"),
     "06b_local_sgd": ("outer_step", "def train(worker"),
     "07_model_parallel": ("two_stages", "def first_stage"),
-    "08_pipeline": ("bubble", "(p - 1) / (micro_batches"),
+    "08_pipeline": ("bubble", 'course.mine("bubble"'),
     "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
     "09b_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
     "10_compare": ("break_even", "/ (2 * weight_bytes)"),

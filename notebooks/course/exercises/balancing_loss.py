@@ -14,11 +14,10 @@ EXERCISE = Exercise(
     statement="""
     Switch's auxiliary loss is E · Σ f · P, summed over the E experts: f is the share of the positions
     whose likeliest expert this is, P the mean of the probabilities that the router gives it. It is 1
-    if the router likes all experts equally, and up to E if one expert gets all. (Its least value is below 1:
-    it pushes towards balance, and is no measure of it.) `logits` are the router's, (positions, experts), of
-    this rank's positions; all ranks have equally many. f is to be that of *all* ranks' positions, so that an
-    expert may be popular on one rank and not on another. Return this rank's loss: gradients are averaged over
-    the ranks afterwards, as in DDP. One `dist.all_reduce`.
+    if the router likes all experts equally, and up to E if one expert gets all. `logits` are the router's,
+    (positions, experts), of this rank's positions; all ranks have equally many. f is to be that of
+    *all* ranks' positions, so that an expert may be popular on one rank and not on another. Return this
+    rank's loss: gradients are averaged over the ranks afterwards, as in DDP. One `dist.all_reduce`.
     """,
     hints=(
         "P is `logits.softmax(1).mean(0)`; f counts `argmax(1)`, say with `bincount(minlength=experts)`.",
@@ -26,7 +25,8 @@ EXERCISE = Exercise(
         "P stays this rank's own: the mean over the ranks of E · Σ f · P is the loss of the whole batch.",
     ),
     why="f says which experts are too popular, and through P the router learns to choose these less. As f has no "
-    "gradient, an all-reduce of E numbers is enough to balance the whole batch.",
+    "gradient, an all-reduce of E numbers is enough to balance the whole batch. The loss may be below 1: it pushes "
+    "towards balance, and is no measure of it.",
     allowed=("all_reduce",),
     cases=({"positions": 8, "experts": 4}, {"positions": 5, "experts": 3}),
 )
