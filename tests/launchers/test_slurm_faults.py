@@ -140,7 +140,8 @@ def test_a_notebook_with_a_launchers_variables_launches_as_any_other(launch, mon
     run.wait(LONG_S)
     assert [result[:2] for result in run.results] == [(0, 2), (1, 2)]
     for *_, found in run.results:
-        assert (found["SLURM_JOB_ID"], found["TORCHELASTIC_RUN_ID"], found["FOR_RANKS"]) == (job_of(run), None, "yes")
+        theirs = found["SLURM_JOB_ID"], found["TORCHELASTIC_RUN_ID"], found["FOR_RANKS"]
+        assert theirs == (job_of(run), "labkit", "yes")
 
 
 def test_a_launch_from_a_rank_has_ranks_of_its_own_and_one_within_a_job_says_which_nodes(launch, slurm, tmp_path):
