@@ -266,15 +266,16 @@ class Comparison:
         if len(records) < self.runs[title].world_size:  # a rank has told nothing
             records = []
         kinds = dict.fromkeys([*HELD, *(kind for record in records for kind in record.held)])
+        held = {kind: differences.greatest(record.held.get(kind, math.nan) for record in records) for kind in kinds}
         return {
             "step ms": float(middle),
             "step ms low": float(low),
             "step ms high": float(high),
             "speed-up": 1000 * statistics.median(first_s) / float(middle) if is_told else math.nan,
-            "computed ms": 1000 * _most(record.computed_s for record in records),
-            "GFLOP": _most(record.flops for record in records) / 1e9,
+            "computed ms": 1000 * differences.greatest(record.computed_s for record in records),
+            "GFLOP": differences.greatest(record.flops for record in records) / 1e9,
             "sent MiB": _sent_mib(records),
-            **{f"{kind} MiB": _most(record.held.get(kind, math.nan) for record in records) / MIB for kind in kinds},
+            **{f"{kind} MiB": size / MIB for kind, size in held.items()},
             **self._differences(title),
         }
 
@@ -334,9 +335,9 @@ class Comparison:
 
         rows: dict[str, list[tuple[str, float, float]]] = {}
         for title in self._measured(titles):
-            of_run = of_run_lanes(self.runs[title])
-            begun_s = min((a for marks in of_run.values() for _, a, _ in marks), default=0.0)
-            rows |= {f"{title} · {row}": [(w, a - begun_s, b - begun_s) for w, a, b in of_run[row]] for row in of_run}
+            lanes = of_run(self.runs[title]).lanes(steps=1)
+            begun_s = min((a for marks in lanes.values() for _, a, _ in marks), default=0.0)
+            rows |= {f"{title} · {row}": [(w, a - begun_s, b - begun_s) for w, a, b in lanes[row]] for row in lanes}
         return charts.gantt(rows, "one step, rank by rank, under the profiler")
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:
@@ -446,20 +447,9 @@ class Comparison:
             kernel.display(each)
 
 
-def of_run_lanes(run: Run) -> dict[str, list[tuple[str, float, float]]]:
-    """Return one step of a run, as `charts.gantt` takes it."""
-    return of_run(run).lanes(steps=1)
-
-
 def is_function(thing: Any) -> bool:
     """Whether something is launched, and not passed on: a function, and not a class."""
     return callable(thing) and not isinstance(thing, type)
-
-
-def _most(values: Any) -> float:
-    """Return the greatest; NaN if there is one among them, or none at all."""
-    kept = list(values)
-    return float(np.max(kept)) if kept else math.nan
 
 
 def _sent_mib(records: Sequence[StepRecord]) -> float:
@@ -468,8 +458,6 @@ def _sent_mib(records: Sequence[StepRecord]) -> float:
 
 def _weights(run: Run) -> list[dict[str, Any]]:
     """Return the tensors by name among what each rank of a run has returned."""
-    import torch
-
     kept = [result if isinstance(result, Mapping) else {} for result in run.results]
     return [{str(name): t for name, t in each.items() if isinstance(t, torch.Tensor)} for each in kept]
 

@@ -118,8 +118,8 @@ class RunState:
         ranks_on = Counter(rank.device for rank in self.ranks if rank.device not in ("", "cpu"))
         shared = [f"{count} ranks share {device}" for device, count in sorted(ranks_on.items()) if count > 1]
         notes = [rank.device_note for rank in self.ranks if rank.device_note]
-        if shared:
-            shared[-1] += " (by gloo: without send, recv and DTensor)"
+        if shared and notes:
+            return f"{', '.join(shared)} ({notes[0]})"
         return ", ".join(shared or notes[:1])
 
     @property

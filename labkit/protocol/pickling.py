@@ -99,8 +99,6 @@ class Message:
 class Main(Protocol):
     """The `__main__` for which something is unpickled."""
 
-    is_here: bool
-    """Whether it is in the notebook's own process, and has copies of what the notebook has defined."""
     namespace: dict[str, Any]
     """The global namespace of its functions."""
 
@@ -197,9 +195,6 @@ class Pickler(cloudpickle.Pickler):
             return Message, (value.head, value.storages)
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(value)
-        for name in ("stdout", "stderr"):
-            if value is getattr(sys, name):  # def say(text, to=sys.stdout): the rank's own
-                return getattr, (sys, name)
         if (instead := _in_a_script(value)) is not None:
             return getattr, instead
         return super().reducer_override(value)
@@ -335,7 +330,10 @@ def unwrapped(model: Any) -> Any:
 
 
 def _in_a_script(value: Any) -> tuple[types.ModuleType, str] | None:
-    """Return what a script has in the place of something of IPython's: (module, name)."""
+    """Return what a script has in the place of something of the notebook's process: (module, name)."""
+    for name in ("stdout", "stderr"):
+        if value is getattr(sys, name):  # def say(text, to=sys.stdout)
+            return sys, name
     if type(value).__module__ == "IPython.core.autocall":  # `exit` and `quit`
         return builtins, "exit"
     is_kernels = isinstance(value, types.MethodType) and type(value.__self__).__module__.startswith("ipykernel.")
@@ -387,22 +385,13 @@ def _of_main(name: str) -> Any:
     raise NotImplementedError
 
 
-def main_of_notebook() -> types.ModuleType:
-    """Return `__main__`, also while another stands for it in the notebook's process."""
-    main = sys.modules[MAIN]
-    stands_for: Any = vars(type(main)).get("__labkit__") and main.__labkit__
-    return stands_for.behind if stands_for and stands_for.is_here else main
-
-
 class _Reading:
     """What one message needs while it is unpickled."""
 
     def __init__(self, message: Message, main: Main | None, device: torch.device | None) -> None:
         self._storages, self._main = message.storages, main
         self._device = device
-        self._is_here = main is None or main.is_here
         self._own_namespace: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
-        self._makes_copies = False
         self._left_alone: set[int] = set()
 
     def storage(self, index: int) -> torch.UntypedStorage:
@@ -419,9 +408,7 @@ class _Reading:
             return make(*args)
         value = self._main.known(name)
         if value is None:
-            self._makes_copies = self._is_here
             value = make(*args)
-            self._makes_copies = False
             if isinstance(value, type):
                 value.__qualname__ = name  # which cloudpickle leaves out
             self._main.receive(name, value)
@@ -430,7 +417,7 @@ class _Reading:
     def of_main(self, name: str) -> Any:
         """Return what is called so in the notebook."""
         top, *inside = name.split(".")
-        main = vars(main_of_notebook()) if self._main is None else self._main.namespace
+        main = vars(sys.modules[MAIN]) if self._main is None else self._main.namespace
         try:
             return functools.reduce(getattr, inside, main[top])
         except (AttributeError, KeyError):
@@ -440,11 +427,9 @@ class _Reading:
 
     def make_class(self, make: Callable[..., Any], *args: Any) -> Any:
         """Return the class that was sent, if this process has it; else make it."""
-        *others, tracker_id, extra = args
-        if self._makes_copies:
-            return make(*others, None, extra)
+        *_, tracker_id, _ = args
         sent = by_value._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
-        if sent is None or not self._is_here:
+        if sent is None or self._main is not None:
             return make(*args)
         self._left_alone.add(id(sent))
         return sent

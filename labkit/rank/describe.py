@@ -35,7 +35,7 @@ FRAMES, VARIABLES, CHARACTERS, ELEMENTS, DEPTH = 10, 40, 200, 8, 3
 SHOWN_AS_WRITTEN = (bool, float, complex, type(None), range, slice, torch.Size, torch.dtype, torch.device, Worker)
 SECRET = re.compile(
     r"(api|access|private|secret|signing|account)_?key|passw|passphrase|pwd|secret|credential|bearer|cookie"
-    r"|(^|[_a-z](?=T)|_)token$",
+    r"|token$",
     re.I,
 )
 """Names whose values are left out of reports. A secret elsewhere, in a URL say, is shown: it is your own report."""

@@ -36,6 +36,10 @@ OWN_GPU = "cpu:gloo,cuda:nccl"
 """Backend of ranks with a GPU each: PyTorch's own default, under which scripts may reduce CPU tensors, too."""
 
 
+OVER_GLOO = "by gloo: without send, recv and DTensor"
+"""What is said of ranks that share a GPU."""
+
+
 class Placement(NamedTuple):
     """Where the ranks of a job compute, as far as the notebook can decide it."""
 
@@ -87,7 +91,7 @@ class Settled(NamedTuple):
     where: str
     """The device as the notebook tells devices apart: with its machine, where that matters. "cpu"."""
     note: str = ""
-    """Why it is not the rank's own GPU though there are GPUs; "" where there is nothing to say."""
+    """Why it is not the rank's own GPU though there are GPUs, or what a shared one lacks; "" for nothing to say."""
 
 
 def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
@@ -123,7 +127,8 @@ def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
         # Each rank sees one GPU, its own: code written for torchrun takes number LOCAL_RANK. torchrun itself sets it
         # to 0 under --virtual-local-rank.
         os.environ["LOCAL_RANK"] = "0"
-    return Settled(device, backend, f"{device} on {socket.gethostname()}" if job.cuda_devices is None else str(device))
+    where = f"{device} on {socket.gethostname()}" if job.cuda_devices is None else str(device)
+    return Settled(device, backend, where, "" if has_own or is_nccl(backend) else OVER_GLOO)
 
 
 def _too_few(gpus: int, info: RankInfo) -> str:

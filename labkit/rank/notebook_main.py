@@ -44,15 +44,9 @@ class NotebookMain(types.ModuleType):
 
 
 class Notebook:
-    """What a process knows of the notebook, and the module that stands for the notebook's `__main__` in it.
+    """What a process knows of the notebook, and the module that stands for the notebook's `__main__` in it."""
 
-    Args:
-        behind: the `__main__` until then.
-        is_here: whether that is the notebook's own, in this process.
-    """
-
-    def __init__(self, behind: types.ModuleType | None = None, is_here: bool = False) -> None:
-        self.behind, self.is_here = behind, is_here
+    def __init__(self) -> None:
         self.received: dict[str, Any] = {}
         """What the notebook has sent, by its name there."""
         self.module = NotebookMain(pickling.MAIN)
@@ -88,12 +82,11 @@ def the_notebook() -> Notebook | None:
     return notebook_of(sys.modules[pickling.MAIN])
 
 
-def of(job: Job, is_here: bool = False) -> contextlib.AbstractContextManager[Any]:
+def of(job: Job) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which `__main__` is that of the job's notebook; a process with one job keeps it."""
-    if job.settings is None and not is_here:  # a cell's
+    if job.settings is None:  # a cell's
         return contextlib.nullcontext()
-    notebook = Notebook(sys.modules[pickling.MAIN], is_here)
-    return in_place(notebook.module, for_now=is_here or job.stays is not None)
+    return in_place(Notebook().module, for_now=job.stays is not None)
 
 
 @contextlib.contextmanager

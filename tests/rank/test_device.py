@@ -17,7 +17,7 @@ from labkit.failures.first_to_fail import diagnose
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
-from labkit.rank.device import OWN_GPU, Placement, place, settle
+from labkit.rank.device import OVER_GLOO, OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
 from labkit.steps import profiler
 from tests.support.fake_engine import A_JOB
@@ -103,6 +103,14 @@ def test_a_rank_makes_its_gpu_the_current_one_and_no_context_where_it_need_not(
     settled = settle(job, RankInfo(rank, rank, ranks, ranks), dist.HashStore())
     assert (str(settled.device), settled.backend, cuda.calls) == (found, backend, calls)
     assert ("they compute on the CPU" in settled.note) == (found == "cpu")
+    assert (settled.note == OVER_GLOO) == (gpus > 0 and ranks > gpus)
+
+
+def test_of_a_gpu_that_ranks_of_nccl_share_nothing_is_said_of_gloo(monkeypatch):
+    Cuda(monkeypatch, 1)
+    job = A_JOB._replace(cuda_devices=1, device="cuda", backend="nccl")
+    settled = settle(job, RankInfo(1, 1, 2, 2), dist.HashStore())
+    assert (str(settled.device), settled.note) == ("cuda:0", "")
 
 
 def test_a_rank_on_the_cpu_sees_no_gpu(monkeypatch):
@@ -145,7 +153,7 @@ def test_devices_that_have_changed_under_a_rank_are_told(monkeypatch):
 def test_ranks_that_share_a_gpu_are_told_of_by_the_run():
     state = RunState(4, 1.0, 0.0)
     for rank in range(4):
-        state.take(events.Started(rank, f"cuda:{rank % 2}"), 0.0, 0.0)
+        state.take(events.Started(rank, f"cuda:{rank % 2}", OVER_GLOO), 0.0, 0.0)
     assert state.placement == "2 ranks share cuda:0, 2 ranks share cuda:1 (by gloo: without send, recv and DTensor)"
     for rank in range(4):
         state.take(events.Started(rank, "cpu", "2 ranks, 1 GPU: they compute on the CPU"), 0.0, 0.0)
