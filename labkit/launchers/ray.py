@@ -143,7 +143,7 @@ class RayJob(RemoteJob):
         self._actors: list[Any] = []
         self._addresses: list[str] = []
         self._asked: dict[Any, int] = {}
-        """Which node was asked by each question for news that has no answer yet."""
+        """Which node was asked by each question, and by each order to start, that has no answer yet."""
         self._messages: list[Messages] = []
         self._untold: list[str] = []
         self._lost: JobEnded | None = None
@@ -223,7 +223,7 @@ class RayJob(RemoteJob):
         packed = ray.put(self._packed)
         for number, actor in enumerate(self._actors):
             self._asked[actor.address.remote()] = number
-            actor.start.remote(packed, store)
+            self._asked[actor.start.remote(packed, store)] = number
         untold, self._untold = self._untold, []
         for word in untold:
             self.tell(word)
@@ -242,6 +242,8 @@ class RayJob(RemoteJob):
                 if self._lost and not self.may_restart:  # it comes before what that did to the others
                     found.append(self._lost)
                 continue
+            if said is None:  # it has started its ranks
+                continue
             if isinstance(said, str):  # where the node is
                 self._addresses[number] = said
                 if all(self._addresses):
@@ -254,12 +256,16 @@ class RayJob(RemoteJob):
         return found
 
     def _note_lost(self, number: int, error: Exception) -> None:
+        import ray
+
         self._has_failed = True
         self._lost_s = min(self._lost_s, time.monotonic())
         if self._lost is None:
             first = number * self.ranks_per_node
             who, address = rank_list(list(range(first, first + self.ranks_per_node))), self._addresses[number]
             headline = f"Ray has lost {who}, on node {address}" if address else f"Ray could not start {who}"
+            if address and isinstance(error, ray.exceptions.RayTaskError):  # the node is there, and has raised this
+                headline = f"the agent of {who} failed, on node {address}"
             cause = re.sub(r"\x1b\[[\d;]*m", "", str(error))
             if not self._on.max_restarts:
                 cause += "\nWith max_restarts=3 all ranks begin again, and go on from their newest checkpoint."

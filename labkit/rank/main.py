@@ -69,15 +69,6 @@ def unreadable_job(error: BaseException, rank: int, time_s: float) -> events.Fai
     return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
 
 
-def read_job(read: Callable[[], Job], channel: Channel) -> Job:
-    """Return a job from a file, and report it if that cannot be read; the process is to end then."""
-    try:
-        return read()
-    except BaseException as error:
-        channel.send(unreadable_job(error, channel.rank, 0.0))
-        raise
-
-
 def do_and_exit(prepare: Callable[[], Callable[[], RankTask | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process."""
     code = 1

@@ -15,7 +15,6 @@ import random
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,15 +67,6 @@ def _collect_once(until_s: float) -> int:
     return found
 
 
-_left: list[weakref.ref[torch.Tensor]] = []
-"""The tensors that were there when the last job had ended."""
-
-
-def left_tensors() -> list[torch.Tensor]:
-    """Return the tensors that earlier jobs in this process, cells among them, have left and that are still there."""
-    return [tensor for each in _left if (tensor := each()) is not None]
-
-
 def give_memory_back() -> None:
     """Free what nobody refers to, cycles included, and give it back to the system.
 
@@ -85,7 +75,6 @@ def give_memory_back() -> None:
     collect_garbage()
     torch.cuda.empty_cache()
     host.give_memory_back()
-    _left[:] = [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
 
 
 def begin_in(surroundings: Surroundings) -> None:

@@ -50,9 +50,6 @@ HINT_AFTER_S = 5.0
 PRINT_EVERY_S = 0.1
 """Least time between two looks at what the ranks have printed; within it lines are shown rank by rank."""
 
-CELL_FILE = re.compile(r"<ranks \d+>")
-"""By which tracebacks know a cell that ran on the ranks."""
-
 numbers = itertools.count(1)
 """Of sessions, cells and their process groups: no two have the same."""
 

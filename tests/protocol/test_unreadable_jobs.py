@@ -16,11 +16,11 @@ from labkit.engines import standby
 from labkit.protocol import events
 from labkit.protocol.framing import framed
 from labkit.protocol.job import RankHook
-from labkit.rank import main, spawned
+from labkit.rank import spawned
 from labkit.rank.channels import EventQueue, RankPipes
 from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
-from tests.support.fake_engine import A_JOB, KeptChannel
+from tests.support.fake_engine import A_JOB
 
 # A rank's inbox
 
@@ -100,17 +100,6 @@ def test_a_rank_that_gets_no_message_at_all_ends_and_says_so(rank, capsys):
 def test_a_rank_that_is_left_alone_ends(rank):
     rank.inbox.close()
     wait_until(lambda: rank.code == [1])
-
-
-def test_a_rank_on_a_cluster_reports_a_job_that_it_cannot_read(tmp_path):
-    (tmp_path / "job.pkl").write_bytes(b"cos\nno_such_name\n.")
-    channel = KeptChannel()
-    with pytest.raises(AttributeError):
-        main.read_job(lambda: pickle.loads((tmp_path / "job.pkl").read_bytes()), channel)
-    (failure,) = channel.sent
-    assert (failure.rank, failure.during) == (1, "receiving its job")
-    assert failure.summary.startswith("AttributeError: ")
-    assert failure.traceback.startswith("Restart the kernel if")
 
 
 # With real ranks
