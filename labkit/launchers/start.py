@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from labkit.engines.spawn import RankProcess, spawn
@@ -61,7 +62,9 @@ def main() -> None:
     gc.enable()
     try:
         code = agent.run_in_folder(folder, about, number, attempt, processes)
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError):
+            traceback.print_exc(file=sys.stdout)
         print(f"node {number} ({host.node()}): {type(error).__name__}: {error}", flush=True)
     finally:
         for process in processes:

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import labkit
+from labkit.debugger import Debugger
+from labkit.protocol.job import RankHook
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
 
@@ -69,6 +71,22 @@ def test_ranks_wait_for_a_node_and_fail_when_it_is_lost(launch, ray_cluster):
     assert re.match(rf"Ray has lost rank \d, on node 127\.0\.0\.{number + 2}\n", str(error)), error
     assert re.search("node has died|node was|actor is temporarily unavailable", error.cause), error.cause
     assert run.status == "failed"
+
+
+class Unreadable(RankHook):
+    """What the notebook can pickle and a node cannot read."""
+
+    def __reduce__(self):
+        return eval, ("1 / 0",)
+
+
+@pytest.mark.spawns
+def test_a_node_that_cannot_read_its_job_ends_the_run_and_says_why(launch, monkeypatch):
+    begin = Debugger.begin
+    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
+    error = end_of(launch(workloads.log_once))
+    assert re.match(r"the agent of rank \d failed, on node 127\.0\.0\.\d+\n", str(error)), error
+    assert "ZeroDivisionError: division by zero" in error.cause
 
 
 @pytest.mark.spawns

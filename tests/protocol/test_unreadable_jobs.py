@@ -20,6 +20,7 @@ from labkit.rank import spawned
 from labkit.rank.channels import EventQueue, RankPipes
 from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
+from tests.support.agents import Agents
 from tests.support.fake_engine import A_JOB
 
 # A rank's inbox
@@ -146,6 +147,25 @@ def test_ranks_that_cannot_read_their_job_end_the_run_and_say_to_restart_the_ker
     )
     assert "Restart the kernel" in str(run.error)
     assert [rank.exit_code for rank in run._state.ranks] == [1, 1]
+
+
+class UnreadableOnNodes(RankHook):
+    """The same, without a module of the tests, which makes a folder for temporary files."""
+
+    def __reduce__(self):
+        return eval, ("1 / 0",)
+
+
+@pytest.mark.spawns
+def test_a_node_that_cannot_read_its_job_ends_the_run_and_says_why(tmp_path, monkeypatch):
+    begin = Debugger.begin
+    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(UnreadableOnNodes()))
+    run = labkit.launch(workloads.log_once, on=Agents(2, folder=tmp_path / "runs"), wait=False, live=False)
+    assert run.over.wait(LONG_S)
+    said = str(run.error)
+    assert "an agent has ended before its ranks" in said
+    assert "ZeroDivisionError: division by zero" in said
+    assert re.search(r"^node [01] \(.+\): ", said, re.MULTILINE), said
 
 
 @pytest.mark.spawns
