@@ -95,6 +95,8 @@ def folder(tmp_path):
 def start(request, folder):
     """Start a function on the engine; whatever it has started is ended."""
     started = []
+    if request.param == "ray":  # before this, so that it is looked at after what was started has been closed
+        request.getfixturevalue("ray_cluster")
 
     def start(fn, *args):
         started.append(Started(ENGINES[request.param](request, folder), fn, *args))
