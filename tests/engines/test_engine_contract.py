@@ -116,6 +116,7 @@ def test_events_come_in_the_order_of_each_rank_and_its_exit_comes_last(start):
         mine = [event for event in run.events if event.rank == rank]
         order = [type(event).__name__ for event in mine]
         assert order[-1] == "Exit"
+        assert "Started" in order, run.events
         assert order.index("Started") < order.index("Log") < order.index("Result") < order.index("Exit")
         assert order.count("Exit") == 1
         assert run.values("loss", rank) == [0.0, 1.0, 2.0, 3.0, 4.0]
