@@ -57,8 +57,9 @@ class RayNode:
         from labkit.rank.channels import Messages
 
         (job,) = Messages().add(packed)
-        self._thread = threading.Thread(target=self._run, args=(job, store), name="labkit-agent")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(job, store), name="labkit-agent")
+        thread.start()
+        self._thread = thread  # only now: to `news` one that has not begun would be one that is over
 
     def _run(self, job: Job, store: StoreAddress | None) -> None:
         try:
