@@ -2,7 +2,6 @@
 
     exercises     what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     answers       what learners wrote and was right, for the rest of the lesson (`mine`)
-    pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
     transformer   a small GPT, and ways to train it in parallel, one a module
     data_parallel the four steps of `nn.DataParallel` on the CPU
     scaling       how long a step is on other numbers of ranks, and what each holds
@@ -10,7 +9,8 @@
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
     changes       a training function without dropout, BatchNorm or low precision
-    formulas, facts, mistakes     what several lessons use, and each text's mistakes with their places
+    formulas, facts               what several lessons use
+    pitfalls      what the cells of the lessons on pitfalls share
     batch_scripts, launch_environments      what batch scripts start, and what launchers tell a process
     overview      where the reader is, and the same training without labkit
     hangs         runs that are meant to hang, of the lessons on deadlocks

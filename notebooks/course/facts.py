@@ -15,7 +15,7 @@ class Fact(NamedTuple):
     about: str
     """A regular expression. What it finds in a lesson's text must be part of the sentence."""
     places: frozenset[str]
-    """The lessons that state it, and exhibits of the museum."""
+    """The lessons that state it."""
 
 
 FACTS = {
@@ -23,13 +23,7 @@ FACTS = {
         "with `batch_size // world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch "
         "has more steps.",
         r"\b126 images",
-        frozenset({"11", "12", "batch_of_128"}),
-    ),
-    "rank first": Fact(
-        "Read `RANK` first, then `SLURM_PROCID`, and be rank 0 of 1 if there is neither: under `srun torchrun` all "
-        "ranks of a node have the same `SLURM_PROCID`.",
-        r"\bread `RANK`",
-        frozenset({"15", "only_slurms_variables"}),
+        frozenset({"11", "12", "16"}),
     ),
     "sigterm": Fact(
         "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course import steps
-from course.pitfalls import helpers
+from course.pitfalls import apart
 from labkit.comparison.curves import curves_apart, mean_curve
 from labkit.comparison.differences import (
     columns,
@@ -78,7 +78,7 @@ def test_the_greatest_is_nan_if_there_is_one(values):
 def test_what_lessons_compare_with_does_not_lose_nan_either():
     one, other = {"a": torch.zeros(2), "b": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.tensor([0.0, NAN])}
     assert math.isnan(steps.difference(one, other))
-    assert math.isnan(helpers.spread([one["a"], other["a"], other["b"]]))
+    assert math.isnan(apart([one["a"], other["a"], other["b"]]))
 
 
 # All tensors of a run

@@ -16,10 +16,8 @@ import torch
 import torch.distributed.distributed_c10d
 
 from course import formulas as formula_module
-from course import pitfalls
 from course.facts import FACTS
-from course.mistakes import MISTAKES, TEXTS
-from tests.tools.run_notebooks import LESSONS
+from tests.tools.run_notebooks import FOLDER, LESSONS
 
 
 def number(lesson):
@@ -30,10 +28,9 @@ NOTEBOOKS = {number(lesson): nbformat.read(lesson, as_version=4) for lesson in L
 
 
 def texts():
-    """Every text that states facts, with its place: lessons' Markdown, and what exhibits say of the right form."""
+    """Every text that states facts, with its place: the lessons' Markdown."""
     for lesson, notebook in NOTEBOOKS.items():
         yield from ((lesson, " ".join(c.source.split())) for c in notebook.cells if c.cell_type == "markdown")
-    yield from ((name, exhibit.why) for name, exhibit in pitfalls.table().items())
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -112,16 +109,28 @@ def test_formulas_are_found_whatever_their_variables_are_called():
 
 def test_every_mistake_of_the_five_texts_has_its_place():
     counts = {0: 14, 1: 26, 2: 16, 3: 17, 4: 10}
-    assert list(MISTAKES) == [f"{text}.{n}" for text, count in counts.items() for n in range(1, count + 1)]
-    assert len(MISTAKES) == 83
-    assert set(TEXTS) == set(counts)
-    table = pitfalls.table()
-    for mistake in MISTAKES.values():
-        lesson, _, cell = mistake.place.partition("#")
-        if cell:
-            assert cell in {each.id for each in NOTEBOOKS[lesson].cells}, mistake
-        else:
-            assert mistake.place in table, mistake
+    page = (FOLDER / "guide" / "mistakes.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d\.\d+) \| ([^|]{15,}) \| ([^|]{3,}) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert [row[0] for row in rows] == [f"{text}.{n}" for text, count in counts.items() for n in range(1, count + 1)]
+    for *_, place in rows:
+        lesson = re.fullmatch(r"here|\[(\w+)\]\(\.\./(\w+)\.ipynb\)(?:, (\d+))?", place)
+        assert lesson, place
+        if lesson[1]:
+            assert lesson[2].startswith(f"{lesson[1]}_")
+            headings = "\n".join(c.source for c in NOTEBOOKS[lesson[1]].cells if c.cell_type == "markdown")
+            assert not lesson[3] or f"### {lesson[3]} · " in headings, place
+
+
+def test_each_pitfall_has_a_question_its_code_what_it_does_and_the_right_form():
+    for lesson in ("16", "16b"):
+        cells = {cell.id: cell for cell in NOTEBOOKS[lesson].cells}
+        asked = [name.removesuffix("-asked") for name in cells if name.endswith("-asked")]
+        assert len(asked) == 12
+        for number, name in enumerate(asked, 1):
+            assert f"### {number} · " in cells[f"{name}-asked"].source
+            assert "?" in cells[f"{name}-asked"].source
+        parts = [name for name in cells if name.partition("-")[0] in asked]
+        assert parts == [f"{name}{part}" for name in asked for part in ("-asked", "", "-told", "-right")]
 
 
 def test_pytorchs_context_parallel_gathers_by_default_as_lesson_23_says():

@@ -276,45 +276,15 @@ BROKEN = {
         "shares = [batch_size // 2] * 2\n        self.begin = sum(shares[: worker.rank])",
         "no sample of a batch is lost",
     ),
-    "16_pitfalls": (
-        "for notebook in wings.values()",
-        'for notebook in ("16_pitfalls",)',
-        "every exhibit of the course hangs in its notebook, but for ['",
+    "16_pitfalls_starting": (
+        "sampler.set_epoch(epoch)",
+        "pass",
+        "set_epoch shuffles",
     ),
-    "16a_pitfalls_starting: a group in place of the last": (
-        "torch.set_num_threads(1)\n",
-        """torch.set_num_threads(1)
-initialize = dist.init_process_group
-
-
-def init_process_group(*args, **kwargs):
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    initialize(*args, **kwargs)
-
-
-dist.init_process_group = init_process_group
-""",
-        "not as labelled: ['The cell is run again']",
-    ),
-    "16c_pitfalls_data": (
-        "torch.set_num_threads(1)\n",
-        """torch.set_num_threads(1)
-
-
-class DistributedSampler(DistributedSampler):
-    def __iter__(self):
-        self.epoch += 1
-        return super().__iter__()
-
-
-""",
-        "not as labelled: ['A DistributedSampler over three epochs']",
-    ),
-    "16e_pitfalls_gradients": (
-        "torch.set_num_threads(1)\n",
-        "torch.set_num_threads(1)\ndist.reduce_op = dist.ReduceOp\n",
-        "not as labelled: ['dist.reduce_op.SUM']",
+    "16b_pitfalls_training": (
+        "found / worker.world_size if divide",
+        "found if divide",
+        "the mean is one process's gradient",
     ),
     "20_a_gpt": (
         "wrapped = DistributedDataParallel(model) if worker.world_size > 1 else model",
@@ -393,7 +363,6 @@ WHOLE = {
     "15_launchers": "the script that one cell writes is run by others",
     "15b_export": "the script that one cell runs leaves files for the next",
     "15c_resnet_at_scale": "the script that one cell runs leaves files for the next",
-    "16_pitfalls": "the mistake is in the last cell",
 }
 """Lessons whose closing assertion needs what cannot be seen from the names that its cells use."""
 

@@ -219,7 +219,6 @@ UNDECIDED = {
         4,
         "it compares counted bytes with a formula, and some of DTensor's tensors lose their mark: they count as gloo's",
     ),
-    "16b_pitfalls_machines": (1, "an exhibit times a kernel that still computes; a pretended one is done when called"),
 }
 """What pretence cannot decide, from how many GPUs on, each with its reason: it may be red there."""
 
