@@ -17,14 +17,13 @@ DCP, which is a pickle, is read only where it is your own.
 from __future__ import annotations
 
 import contextlib
-import errno
+import copy
 import hashlib
 import io
 import json
 import os
 import random
 import shutil
-import socket
 import sys
 import time
 import warnings
@@ -50,9 +49,6 @@ Where = tuple[Any, ...]
 
 CULPRIT_FIRST_S = 0.5
 """How long a rank waits before it raises another rank's error, so that the one that failed is seen to fail first."""
-
-ABANDONED_S = 3600.0
-"""What another machine has not written to for so long is left behind."""
 
 
 class CheckpointError(RuntimeError):
@@ -123,10 +119,8 @@ class Checkpoint:
     """Steps taken in all, that of the current batch included; `batches` counts them. Loops of another kind set it."""
 
     def __init__(self, folder: str | Path, /, *, keep: int = 3, **objects: Any) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        if keep < 1:
             raise ValueError(f"keep is how many checkpoints to keep, at least 1; got {keep!r}")
-        if not objects:
-            raise ValueError("a Checkpoint needs something to save: Checkpoint(folder, model=model, optimizer=…)")
         for name, thing in objects.items():
             if not isinstance(thing, (dict, torch.Generator)) and not hasattr(thing, "load_state_dict"):
                 raise TypeError(
@@ -137,7 +131,7 @@ class Checkpoint:
         self.epoch = self.step = 0
         grouped = dist.is_available() and dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-        self._broadcast = {name: _broadcast_buffers(thing) for name, thing in objects.items()}
+        self._replicated = {name for name, thing in objects.items() if _is_replicated(thing)}
         self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
         self._position = 0
         """Batches of the current epoch that were given …"""
@@ -175,9 +169,9 @@ class Checkpoint:
         state: dict[str, Any] = {}
         shards: dict[Where, Tensor] = {}
         drafts = self._together("prepare a checkpoint", lambda: self._draft(state, shards, values, copies=not wait))
-        aside = drafts[0].aside
+        aside, digests, _ = drafts[0]
         assert aside is not None
-        differ = sorted({name for draft in drafts for name in draft.digests if _differs(drafts, name)})
+        differ = sorted(name for name in digests if len({draft.digests[name] for draft in drafts}) > 1)
         own = {name: part for name, part in state.items() if self.rank == 0 or name in differ}
         mine = {
             "state": own,
@@ -198,10 +192,14 @@ class Checkpoint:
             "differ": differ,
             "values": values,
         }
-        write, finish = (f"{part} a checkpoint in {self.folder}" for part in ("write", "finish"))
+        write = f"write a checkpoint in {self.folder}"
 
         def write_mine() -> None:
             _write_tensors(aside / f"rank-{self.rank}.pt", mine)
+
+        def commit() -> None:
+            if self.rank == 0:
+                self._commit(aside, about)
 
         if not wait:
             if is_sharded and self._group is None and self.world_size > 1:
@@ -216,17 +214,15 @@ class Checkpoint:
                 finally:
                     if begun is not None:
                         begun()  # on rank 0 it returns when all ranks have written
-                if self.rank == 0:
-                    self._commit(aside, about)
+                commit()
 
             self._saving = self._pool.submit(go_on)
-            return _place_of(aside)
-        if is_sharded:
-            self._each(write, lambda: _write_shards(pieces, aside))
-        self._each(write, write_mine)
-        path = self._together(finish, lambda: self._commit(aside, about) if self.rank == 0 else None)[0]
-        assert path is not None
-        return path
+        else:
+            if is_sharded:
+                self._each(write, lambda: _write_shards(pieces, aside))
+            self._each(write, write_mine)
+            self._each(write, commit)
+        return _place_of(aside)
 
     def wait(self) -> None:
         """Return when a checkpoint that `save(wait=False)` began is in place; raise what went wrong. On every rank."""
@@ -248,7 +244,8 @@ class Checkpoint:
         takes as many ranks as saved it, because each held something else.
         """
         self.wait()
-        found = self._together(f"find a checkpoint in {self.folder}", self._find)[0]
+        search = f"find a checkpoint in {self.folder}"
+        found = self._together(search, lambda: None if self.rank else _newest(self.folder))[0]
         if found is None:
             return {}
         saved, damage = found
@@ -293,8 +290,12 @@ class Checkpoint:
                 if left == 0 and is_as_before:  # the training's own draws came in between
                     set_random_state(resumed["before"], generators)
                 batch = next(batches, None)
-            if is_as_before:
-                _check_glimpse(resumed["glimpse"], batch, self._position, loader)
+            if is_as_before and _glimpse(batch) != resumed["glimpse"]:
+                warnings.warn(
+                    f"batch {self._position} of the {type(loader).__name__} is not what it was before: the rest of "
+                    "this epoch has other samples. Give the loader's own random generators to Checkpoint(…) by name",
+                    stacklevel=2,
+                )
             set_random_state(resumed["random"], generators)
         while True:
             self._before = random_state(generators)
@@ -343,9 +344,9 @@ class Checkpoint:
     def _try_the_folder(self) -> None:
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".{_writer()}.probe"
-            probe.touch()
-            probe.unlink()
+            probe = self.folder / ".checkpoint-probe"
+            probe.mkdir(exist_ok=True)
+            probe.rmdir()
 
     def _draft(
         self, state: dict[str, Any], shards: dict[Where, Tensor], values: dict[str, Any], *, copies: bool
@@ -356,43 +357,45 @@ class Checkpoint:
             if _is_sharded(leaf):
                 shards[where] = leaf.detach()
                 return _described(where, leaf)
-            if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
-                return leaf
+            if not _is_plain(leaf):
+                return leaf.detach().clone() if copies else leaf
             leaf = leaf.detach()
             # `torch.save` writes a tensor's whole storage, however little of it the tensor shows.
             is_part = leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size()
             return leaf.to("cpu", copy=True) if copies else leaf.clone() if is_part else leaf
 
-        _check_values(values)
-        for name, thing in self._objects.items():
-            if _is_gathered(thing):
-                thing.consolidate_state_dict(to=0)
-            is_elsewhere = self.rank != 0 and _is_gathered(thing)
-            state[name] = {} if is_elsewhere else _mapped(_state_of(thing), sort_out, (name,))
-        _check_readable(state)
+        if unfit := [name for name, value in values.items() if not _is_plain_value(value)]:
+            raise TypeError(
+                f"save({unfit[0]}=…): a value is plain numbers, texts, lists, and dicts whose keys are texts"
+            )
         digests = {}
-        if self.world_size > 1:
-            compared = [name for name, thing in self._objects.items() if not _is_gathered(thing)]
-            digests = {name: _digest(state[name], shards, name, self._broadcast[name]) for name in compared}
+        for name, thing in self._objects.items():
+            is_gathered = hasattr(thing, "consolidate_state_dict")  # ZeRO's optimizer
+            if is_gathered:
+                thing.consolidate_state_dict(to=0)
+            is_elsewhere = is_gathered and self.rank != 0
+            state[name] = {} if is_elsewhere else _mapped(_state_of(thing), sort_out, (name,))
+            _check_readable(name, state[name])
+            if self.world_size > 1 and not is_gathered and name not in self._replicated:
+                digests[name] = _digest(state[name], shards, name)
         return _Draft(self._make_aside() if self.rank == 0 else None, digests, bool(shards))
 
     def _make_aside(self) -> Path:
         """Make a folder for the next checkpoint, under a name that no reader looks for."""
         self._clear()
-        number = max(map(_number, _folders(self.folder)), default=0) + 1
-        aside = self.folder / f".checkpoint-{number:06d}.{_writer()}.writing"
+        number = max((int(path.name[11:]) for path in _folders(self.folder)), default=0) + 1
+        aside = self.folder / f".checkpoint-{number:06d}.writing"
         aside.mkdir()
         return aside
 
     def _clear(self) -> None:
-        """Remove what was not finished, but not what another run is writing."""
+        """Remove what a run that was killed, or a save that failed, has left."""
         if self.rank == 0:
             for path in self.folder.glob(".checkpoint-*"):
-                if path.suffix == ".removing" or (path.suffix == ".writing" and _is_left_behind(path)):
-                    shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
 
-    def _commit(self, aside: Path, about: dict[str, Any]) -> Path:
-        """Write the sizes, move the folder into place, remove all but the last `keep`. Return where it is now."""
+    def _commit(self, aside: Path, about: dict[str, Any]) -> None:
+        """Write the sizes, move the folder into place, remove all but the last `keep`."""
         names = [f"rank-{rank}.pt" for rank in range(self.world_size)]
         if missing := [name for name in names if not (aside / name).is_file()]:
             raise OSError(
@@ -404,23 +407,11 @@ class Checkpoint:
             json.dump({**about, "sizes": sizes}, file, indent=1)
             _flush(file)
         _flush_folder(aside)
-        path = _place_of(aside)
-        while path.exists():  # another run has taken that number
-            path = path.with_name(f"checkpoint-{_number(path) + 1:06d}")
-        aside.rename(path)
+        aside.rename(_place_of(aside))
         _flush_folder(self.folder)
         for old in _folders(self.folder)[: -self.keep]:
-            try:
-                shutil.rmtree(old.rename(old.with_name(f".{old.name}.removing")))
-            except OSError as error:
-                warnings.warn(f"rank 0 could not remove the old checkpoint {old}: {error}", stacklevel=2)
-        return path
-
-    def _find(self) -> tuple[Saved, str] | None:
-        if self.rank:
-            return None
-        self._clear()
-        return _newest(self.folder)
+            with contextlib.suppress(OSError):  # the new one is in place; the next save clears what is left of this
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
 
     def _read(self, saved: Saved) -> dict[str, Any]:
         """Read what this rank is to go on with, and change nothing yet."""
@@ -493,61 +484,44 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
     is whole.
     """
     path = Path(path).expanduser().absolute()
-    if _folders(path):
-        found = _newest(path)
-        assert found is not None
-        saved, damage = found
-        if damage:
-            warnings.warn(f"{damage}. This is {saved.path} instead", stacklevel=2)
-    else:
-        saved = _look_at(path)
-        if saved.damage:
-            raise CheckpointError(f"{saved.damage}. {_offer(path.parent)}")
-    if not 0 <= rank < saved.world_size:
-        raise ValueError(f"{saved.path} was saved by ranks 0 to {saved.world_size - 1}; there is no rank {rank}")
+    found = _newest(path)
+    saved, damage = found or (_look_at(path), "")
+    if saved.damage:
+        whole = [each.path for each in map(_look_at, _folders(path.parent)) if not each.damage]
+        offer = f"The newest that is whole is {whole[-1]}" if whole else f"No checkpoint in {path.parent} is whole"
+        raise CheckpointError(f"{saved.damage}. {offer}")
+    if damage:
+        warnings.warn(f"{damage}. This is {saved.path} instead", stacklevel=2)
     state: dict[str, Any] = _read(saved.path, rank, _about(saved.path), {})["state"]
     return state
 
 
 def _folders(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, whole or not, oldest first."""
-    return sorted((path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()), key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("checkpoint-"))
+    found = (path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit())
+    return sorted(found, key=lambda path: int(path.name[11:]))
 
 
 def _look_at(path: Path) -> Saved:
     """Describe a checkpoint; say what is wrong with it."""
-    damage, about, size = "", {}, 0
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        damage = f"{path} {what}; a checkpoint of labkit is a folder with an about.json"
-    elif not (path / "about.json").exists():
-        damage = f"{path} is not a checkpoint of labkit: there is no about.json in it"
-    else:
-        try:
-            about = _about(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            damage = f"{path / 'about.json'} is cut off or damaged: {error}"
-    for name, written in about.get("sizes", {}).items():
-        try:
-            there = (path / name).stat().st_size
-        except FileNotFoundError:
-            damage = damage or f"{path / name} is missing"
-            continue
-        size += there
-        if there != written:
-            damage = damage or f"{path / name} has {there:,} bytes of the {written:,} that were written"
-    epoch, step, world_size = (about.get(key, 0) for key in ("epoch", "step", "world_size"))
-    return Saved(path, epoch, step, world_size, size, about.get("values", {}), damage)
+    try:
+        about = _about(path)
+        epoch, step, world_size = about["epoch"], about["step"], about["world_size"]
+        values, sizes = about["values"], about["sizes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = "is no checkpoint of labkit" if isinstance(error, OSError) else "is damaged"
+        reason = f"{type(error).__name__}: {error}"
+        return Saved(path, 0, 0, 0, 0, {}, f"{path} {kind}: its about.json cannot be read ({reason})")
+    there = {name: (path / name).stat().st_size if (path / name).exists() else 0 for name in sizes}
+    wrong = [name for name in sizes if there[name] != sizes[name]]
+    damage = ""
+    if wrong:
+        damage = f"{path / wrong[0]} has {there[wrong[0]]:,} bytes of the {sizes[wrong[0]]:,} that were written"
+    return Saved(path, epoch, step, world_size, sum(there.values()), values, damage)
 
 
 def _about(path: Path) -> dict[str, Any]:
     about: dict[str, Any] = json.loads((path / "about.json").read_text(encoding="utf-8"))
-    for key in ("epoch", "step", "world_size", "objects", "differ", "values", "sizes"):
-        about[key]  # noqa: B018 - raises
     return about
 
 
@@ -562,13 +536,6 @@ def _newest(folder: Path) -> tuple[Saved, str] | None:
     if damaged:
         raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Move them away to begin anew")
     return None
-
-
-def _offer(folder: Path) -> str:
-    whole = [saved for saved in checkpoints(folder) if not saved.damage] if folder.is_dir() else []
-    if not whole:
-        return "There is no whole checkpoint beside it"
-    return f"The newest that is whole is {whole[-1].path} (epoch {whole[-1].epoch}, step {whole[-1].step})"
 
 
 def _read(path: Path, rank: int, about: dict[str, Any], live: dict[Where, Tensor]) -> dict[str, Any]:
@@ -610,16 +577,12 @@ def _unwrapped(thing: Any) -> Any:
             return thing
 
 
-def _broadcast_buffers(thing: Any) -> set[str]:
-    """Return the buffers that DDP sends from rank 0 before each forward pass; batch norm's differ until then."""
+def _is_replicated(thing: Any) -> bool:
+    """Whether DDP keeps all ranks alike: it averages gradients, and sends rank 0's buffers before each forward pass."""
     ddp = getattr(thing, "_orig_mod", thing) if isinstance(thing, nn.Module) else thing
-    if not isinstance(ddp, DistributedDataParallel) or not ddp.broadcast_buffers:
-        return set()
-    return {_plain_key(key) for key, _ in ddp.module.named_buffers()} - set(ddp.parameters_to_ignore)
-
-
-def _is_gathered(thing: Any) -> bool:
-    return hasattr(thing, "consolidate_state_dict")  # ZeRO's optimizer
+    if not isinstance(ddp, DistributedDataParallel) or ddp.parameters_to_ignore:
+        return False
+    return ddp.broadcast_buffers and dist.get_world_size(ddp.process_group) == dist.get_world_size()
 
 
 def _state_of(thing: Any) -> Any:
@@ -650,18 +613,15 @@ def _plain_key(key: str) -> str:
 
 def _renamed(state: Any, name: Callable[[str], str]) -> Any:
     renamed = OrderedDict((name(key), value) for key, value in state.items())
-    if hasattr(state, "_metadata"):  # the versions of the modules, by their paths
-        renamed._metadata = {name(f"{path}.")[:-1]: version for path, version in state._metadata.items()}  # type: ignore[attr-defined]
+    vars(renamed).update(vars(state) if isinstance(state, OrderedDict) else {})  # the versions of the modules
     return renamed
 
 
 def _mapped(tree: Any, change: Callable[[Where, Tensor], Any], where: Where = ()) -> Any:
     """Return nested dicts, lists and tuples with every tensor changed."""
-    if type(tree) is dict:
-        return {key: _mapped(value, change, (*where, key)) for key, value in tree.items()}
-    if type(tree) is OrderedDict:
-        mapped = OrderedDict((key, _mapped(value, change, (*where, key))) for key, value in tree.items())
-        vars(mapped).update(vars(tree))
+    if type(tree) in (dict, OrderedDict):
+        mapped = copy.copy(tree)
+        mapped.update((key, _mapped(value, change, (*where, key))) for key, value in tree.items())
         return mapped
     if type(tree) in (list, tuple):
         return type(tree)(_mapped(value, change, (*where, index)) for index, value in enumerate(tree))
@@ -676,34 +636,28 @@ def _described(where: Where, leaf: Tensor) -> Tensor:
     return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
 
-def _check_values(values: Any, where: str = "save") -> None:
-    """Raise TypeError for what JSON would change or not take."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{where} has the key {key!r}; keys are texts")
-            _check_values(value, f"save({key}=…)" if where == "save" else f"{where}.{key}")
-    elif isinstance(values, (list, tuple)):
-        for index, value in enumerate(values):
-            _check_values(value, f"{where}[{index}]")
-    elif not (values is None or isinstance(values, (str, int, float))):
-        raise TypeError(f"{where} is a {type(values).__name__}; save takes plain numbers, texts, lists and dicts")
+def _is_plain_value(value: Any) -> bool:
+    """Whether JSON gives it back as it is, but for tuples."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain_value(inner) for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain_value, value))
+    return value is None or isinstance(value, (str, int, float))
 
 
-def _check_readable(state: dict[str, Any]) -> None:
+def _check_readable(name: str, state: Any) -> None:
     """Raise TypeError for what `torch.load(weights_only=True)` does not read back."""
-    for name, part in state.items():
-        try:
-            file = io.BytesIO()
-            torch.save(_mapped(part, lambda where, leaf: _described(where, leaf) if _is_plain(leaf) else leaf), file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except Exception as error:
-            reason = next((line.strip() for line in str(error).splitlines() if "Unsupported" in line), str(error))
-            raise TypeError(
-                f"{name} holds something that torch.load(weights_only=True) does not read back ({reason:.200}). A "
-                "checkpoint holds tensors, plain numbers and texts, and dicts, lists and tuples of them"
-            ) from error
+    file = io.BytesIO()
+    try:
+        torch.save(_mapped(state, lambda where, leaf: _described(where, leaf) if _is_plain(leaf) else leaf), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if "Unsupported" in line), str(error))
+        raise TypeError(
+            f"{name} holds something that torch.load(weights_only=True) does not read back ({reason:.200}). A "
+            "checkpoint holds tensors, plain numbers and texts, and dicts, lists and tuples of them"
+        ) from error
 
 
 def _is_plain(leaf: Tensor) -> bool:
@@ -711,7 +665,7 @@ def _is_plain(leaf: Tensor) -> bool:
     return is_strided and not leaf.is_conj() and not leaf.is_neg()
 
 
-def _digest(state: Any, shards: dict[Where, Tensor], name: str, broadcast: set[str]) -> str:
+def _digest(state: Any, shards: dict[Where, Any], name: str) -> str:
     """Return a digest of what this rank holds of an object; of a sharded tensor, of the ranks that have its pieces.
 
     To write what is equal only once takes a pass over all of it on every rank, at some 1.5 GB/s: less than to write it.
@@ -719,11 +673,8 @@ def _digest(state: Any, shards: dict[Where, Tensor], name: str, broadcast: set[s
     digest = hashlib.sha256()
 
     def add(where: Where, leaf: Tensor) -> str:
-        if leaf.is_meta:
-            mesh = getattr(shards[(name, *where)], "device_mesh")  # noqa: B009
-            digest.update(repr(mesh.mesh.tolist()).encode())
-        elif where[0] in broadcast:
-            pass
+        if where in shards:
+            digest.update(repr(shards[where].device_mesh.mesh.tolist()).encode())
         elif _is_plain(leaf):
             data = leaf.detach().cpu().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
             digest.update(data.numpy().data)
@@ -733,39 +684,15 @@ def _digest(state: Any, shards: dict[Where, Tensor], name: str, broadcast: set[s
             digest.update(file.getvalue())
         return f"{leaf.dtype} {tuple(leaf.shape)}"
 
-    digest.update(repr(_mapped(state, add)).encode())
+    digest.update(repr(_mapped(state, add, (name,))).encode())
     return digest.hexdigest()
-
-
-def _differs(drafts: list[_Draft], name: str) -> bool:
-    return len({draft.digests[name] for draft in drafts}) > 1
 
 
 # Files
 
 
-def _writer() -> str:
-    """Name this process, so that what it writes can be told from what another run writes."""
-    return f"{socket.gethostname()}.{os.getpid()}"
-
-
-def _is_left_behind(path: Path) -> bool:
-    """Whether nobody writes an unfinished checkpoint any more. Its name has its writer's machine and process."""
-    _, _, name = path.stem.removeprefix(".").partition(".")
-    host, _, pid = name.rpartition(".")
-    try:
-        if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > ABANDONED_S:
-            return True
-        if host == socket.gethostname():
-            os.kill(int(pid), 0)
-            return int(pid) == os.getpid()
-    except (OSError, ValueError, OverflowError):
-        return True
-    return False
-
-
 def _place_of(aside: Path) -> Path:
-    return aside.with_name(aside.name[1:].partition(".")[0])
+    return aside.with_name(aside.stem[1:])
 
 
 def _write_tensors(path: Path, value: Any) -> None:
@@ -788,18 +715,12 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return what an error says, and what to do where the disk is at fault."""
+    if isinstance(error, CheckpointError):
+        return str(error.args[0])
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__  # torch.save hides the system's error behind its own
-    if cause is None:
-        return str(error.args[0]) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-    text = f"{type(cause).__name__}: {cause}"
-    if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{text}. Make room, or choose another folder"
-    if cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-        return f"{text}. Choose a folder that can be written"
-    return text
+    return f"{type(cause or error).__name__}: {cause or error}"
 
 
 # Sharded tensors
@@ -921,12 +842,3 @@ def _glimpse(batch: Any) -> str:
 
     _mapped(batch, note)
     return repr(numbers or batch)[:400]
-
-
-def _check_glimpse(saved: str, batch: Any, position: int, loader: Any) -> None:
-    if _glimpse(batch) != saved:
-        warnings.warn(
-            f"batch {position} of the {type(loader).__name__} is not what it was before: the rest of this epoch has "
-            "other samples. Give the loader's own random generators to Checkpoint(…) by name",
-            stacklevel=3,
-        )

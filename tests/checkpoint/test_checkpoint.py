@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import json
 import os
@@ -10,9 +11,7 @@ import pickle
 import random
 import re
 import resource
-import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -155,10 +154,10 @@ def cut(path):
 
 DAMAGE = {
     "truncated": ("rank-0.pt", cut, r"rank-0\.pt has 1,000 bytes of the [\d,]+ that were written"),
-    "a file is missing": ("rank-0.pt", Path.unlink, r"rank-0\.pt is missing"),
-    "no description": ("about.json", Path.unlink, r"is not a checkpoint of labkit: there is no about\.json in it"),
-    "half a description": ("about.json", lambda p: p.write_bytes(p.read_bytes()[:90]), "is cut off or damaged"),
-    "something else": ("about.json", lambda p: p.write_text("[1]"), "is cut off or damaged"),
+    "a file is missing": ("rank-0.pt", Path.unlink, r"rank-0\.pt has 0 bytes of the [\d,]+ that were written"),
+    "no description": ("about.json", Path.unlink, r"is no checkpoint of labkit: its about\.json cannot be read"),
+    "half a description": ("about.json", lambda p: p.write_bytes(p.read_bytes()[:90]), r"is damaged: its about\.json"),
+    "something else": ("about.json", lambda p: p.write_text("[1]"), r"is damaged: its about\.json"),
 }
 
 
@@ -167,7 +166,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_offered(how, th
     name, harm, said = DAMAGE[how]
     newest = checkpoints(three)[-1].path
     harm(newest / name)
-    with pytest.raises(CheckpointError, match=rf"{said}.*\. The newest that is whole is .*000002 \(epoch 1, step 6\)"):
+    with pytest.raises(CheckpointError, match=rf"{said}.*\. The newest that is whole is .*checkpoint-000002"):
         load(newest)
     assert re.search(said, checkpoints(three)[-1].damage)
     again = Training(three)
@@ -185,21 +184,14 @@ def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
     training = Training(three)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole: .*; .*; .*Move them away to begin anew"):
         training.checkpoint.resume()
-    with pytest.raises(CheckpointError, match="There is no whole checkpoint beside it"):
+    with pytest.raises(CheckpointError, match=r"has 1,000 bytes .*\. No checkpoint in .* is whole"):
         load(three / "checkpoint-000001")
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda path: None, r"elsewhere does not exist; a checkpoint of labkit is a folder with an about\.json"),
-        (lambda path: torch.save({}, path), "elsewhere is a file; a checkpoint of labkit is a folder"),
-        (lambda path: path.mkdir(), r"elsewhere is not a checkpoint of labkit: there is no about\.json in it"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused_by_name(make, said, tmp_path):
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: torch.save({}, path), Path.mkdir])
+def test_what_is_no_checkpoint_is_refused_by_name(make, tmp_path):
     make(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=r"elsewhere is no checkpoint of labkit: its about\.json cannot be read"):
         load(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="there is no folder .*nowhere; checkpoints are made by"):
         checkpoints(tmp_path / "nowhere")
@@ -242,106 +234,55 @@ def read_only(*args, **kwargs):
     raise OSError(errno.EROFS, "Read-only file system")
 
 
+@contextlib.contextmanager
+def largest_file(size):
+    """Let the system write no file larger than that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.mark.parametrize("breaks", ["write", "fsync", "rename", "mkdir"])
 def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, monkeypatch):
-    before = {path: path.stat().st_mtime_ns for path in three.rglob("*")}
+    before = set(three.rglob("*"))
     training = Training(three)
     training.checkpoint.resume()
-    place = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "mkdir": (Path, "mkdir")}
-    if breaks == "write":  # as the system says it, below torch.save
-        monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
-    else:
-        monkeypatch.setattr(*place[breaks], no_space)
-    with pytest.raises(
-        CheckpointError, match=r"rank 0 could not (write|finish|prepare) a checkpoint.*No space left.*Make r"
+    if breaks != "write":
+        monkeypatch.setattr(os if breaks == "fsync" else Path, breaks, no_space)
+    said = "File too large" if breaks == "write" else "No space left"
+    with (
+        largest_file(20_000 if breaks == "write" else resource.RLIM_INFINITY),
+        pytest.raises(CheckpointError, match=rf"rank 0 could not (write|prepare) a checkpoint.*OSError: .*{said}"),
     ):
         training.checkpoint.save()
     monkeypatch.undo()
-    assert {path: path.stat().st_mtime_ns for path in three.rglob("*")}.keys() == before.keys()
+    assert set(three.rglob("*")) == before
     assert [saved.damage for saved in checkpoints(three)] == [""] * 3
     assert training.checkpoint.save().name == "checkpoint-000004"
 
 
-class Full:
-    """A file on a disk that has room for so many bytes."""
-
-    ROOM = 2000
-
-    def __init__(self, path, mode, **kwargs):
-        self._file, self._left = open(path, mode, **kwargs), self.ROOM  # noqa: SIM115
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._file.close()
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def write(self, data):
-        self._left -= len(data)
-        return no_space() if self._left < 0 else self._file.write(data)
-
-
-def test_a_file_size_limit_of_the_system_is_said_likewise(three):
-    training = Training(three)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        with pytest.raises(CheckpointError, match=r"rank 0 could not write .*File too large.*Make room"):
-            training.checkpoint.save()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(checkpoints(three)) == len(list(three.iterdir())) == 3
-
-
 def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError.*Choose a f"):
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError"):
         labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
-    monkeypatch.setattr(Path, "touch", read_only)
-    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system\. Choose"):
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system"):
         labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
 
 
-HERE = socket.gethostname()
-OTHERS = 2**22 + 1  # no process has such a number
-
-
-@pytest.mark.parametrize(
-    ("name", "age_s", "is_kept"),
-    [
-        (f".checkpoint-000007.{HERE}.{OTHERS}.writing", 0, False),
-        (f".checkpoint-000007.{HERE}.{os.getppid()}.writing", 0, True),
-        (f".checkpoint-000007.{HERE}.{os.getppid()}.writing", 1e6, False),
-        (f".checkpoint-000007.{HERE}.{os.getpid()}.writing", 0, False),
-        (".checkpoint-000007.node7.example.org.1.writing", 0, True),
-        (".checkpoint-000007.node7.example.org.1.writing", 1e6, False),
-        (".checkpoint-000007.removing", 0, False),
-        (".mine", 1e6, True),
-        ("checkpoint-old", 1e6, True),
-        ("notes", 1e6, True),
-    ],
-    ids=["gone", "lives", "lives, long ago", "this process", "elsewhere", "elsewhere, long ago", "removing", *"abc"],
-)
-def test_what_nobody_writes_any_more_is_removed_and_nothing_else(name, age_s, is_kept, tmp_path):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "file").touch()
-    for path in (tmp_path / name / "file", tmp_path / name):
-        os.utime(path, (time.time() - age_s,) * 2)
+def test_what_a_killed_run_left_is_removed_by_the_next_save_and_nothing_else(tmp_path):
+    others = {".mine", "checkpoint-old", "notes"}
+    for name in (*others, ".checkpoint-000007.writing", ".checkpoint-000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
     training = Training(tmp_path)
     assert training.checkpoint.resume() == {}
+    assert (tmp_path / ".checkpoint-000007.writing").exists(), "another run may be writing it"
     assert training.checkpoint.save().name == "checkpoint-000001"
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001"} | ({name} if is_kept else set())
-
-
-def test_a_number_that_another_run_has_taken_meanwhile_is_left_alone(tmp_path):
-    training = Training(tmp_path)
-    aside = training.checkpoint._make_aside()
-    (tmp_path / "checkpoint-000001").mkdir()
-    (aside / "rank-0.pt").touch()
-    assert training.checkpoint._commit(aside, {}).name == "checkpoint-000002"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001", *others}
 
 
 class Holds:
@@ -367,18 +308,15 @@ def test_what_could_not_be_read_back_is_refused_when_saving(value, tmp_path):
 def test_arguments_of_no_use_are_refused(tmp_path):
     with pytest.raises(ValueError, match="keep is how many checkpoints to keep, at least 1; got 0"):
         labkit.Checkpoint(tmp_path, keep=0, model=nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="needs something to save"):
-        labkit.Checkpoint(tmp_path)
     with pytest.raises(TypeError, match=r"epoch is a int, which has no state_dict\(\)"):
         labkit.Checkpoint(tmp_path, epoch=3)
     checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"the checkpoint counts epoch itself; set checkpoint\.epoch"):
         checkpoint.save(epoch=3)
-    with pytest.raises(CheckpointError, match=r"save\(loss=…\) is a Tensor; save takes plain numbers"):
-        checkpoint.save(loss=torch.ones(1))
-    checkpoint.save()
-    with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
-        load(tmp_path, rank=1)
+    for value in (torch.ones(1), {(1, 2): 3}, {1: 2}, [0, {"w": torch.ones(1)}]):
+        with pytest.raises(CheckpointError, match=r"save\(best=…\): a value is plain numbers, texts"):
+            checkpoint.save(best=value)
+    assert list(tmp_path.iterdir()) == []
 
 
 # With ranks
@@ -602,14 +540,6 @@ def test_a_nested_tensor_is_refused_by_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_value_that_cannot_be_saved_is_named(tmp_path):
-    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
-    with pytest.raises(CheckpointError, match=r"save\(recall=…\) has the key \(1, 2\); keys are texts"):
-        checkpoint.save(recall={(1, 2): 3})
-    with pytest.raises(CheckpointError, match=r"save\(best=…\)\[1\]\.w is a Tensor; save takes plain numbers"):
-        checkpoint.save(best=[0, {"w": torch.ones(1)}])
-
-
 class InParts(nn.Module):
     """A module of which a part is compiled."""
 
@@ -627,7 +557,6 @@ def test_a_part_that_is_compiled_keeps_its_names(saves, resumes, tmp_path):
     labkit.Checkpoint(tmp_path, model=saved).save()
     state = load(tmp_path)["model"]
     assert set(state) == set(InParts(False).state_dict())
-    assert state._metadata == InParts(False).state_dict()._metadata
     labkit.Checkpoint(tmp_path, model=again).resume()
     assert resumable.fingerprint(*again.parameters()) == resumable.fingerprint(*saved.parameters())
 
@@ -672,7 +601,7 @@ def test_what_is_saved_meanwhile_is_the_state_at_the_call_and_errors_come_with_w
     slow = Slow()
     before = resumable.fingerprint(model.state_dict())
     check = room._check_readable
-    monkeypatch.setattr(room, "_check_readable", lambda state: (check(state), monkeypatch.setattr(torch, "save", slow)))
+    monkeypatch.setattr(room, "_check_readable", lambda *of: (check(*of), monkeypatch.setattr(torch, "save", slow)))
     path = checkpoint.save(wait=False, note="first")
     with torch.no_grad():
         model.weight += 1
@@ -682,11 +611,10 @@ def test_what_is_saved_meanwhile_is_the_state_at_the_call_and_errors_come_with_w
     assert [saved.path for saved in checkpoints(tmp_path)] == [path]
     assert resumable.fingerprint(load(tmp_path)["model"]) == before
     monkeypatch.undo()
-    monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
-    monkeypatch.setattr(Full, "ROOM", 10)
-    checkpoint.save(wait=False)
-    with pytest.raises(CheckpointError, match=r"rank 0 could not write a checkpoint.*No space left.*Make room"):
-        checkpoint.wait()
+    with largest_file(100):
+        checkpoint.save(wait=False)
+        with pytest.raises(CheckpointError, match=r"rank 0 could not write a checkpoint.*OSError: .*File too large"):
+            checkpoint.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
 
 
