@@ -6,12 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from labkit.monitor.curves import points_of
-from labkit.monitor.history import SAMPLES, History
+from labkit.monitor.history import SAMPLES, History, again
 from labkit.run import Run
 
 if TYPE_CHECKING:
@@ -26,20 +24,9 @@ def mean_curve(history: History, name: str) -> pd.Series:
     """
     import pandas as pd
 
-    known, until = _mean_curves.setdefault(history, {}), history.version
-    if name not in known or known[name][0] != until:
-        ranks, steps, values = history.logged(name)
-        points, place = points_of(ranks, steps)
-        counts = np.bincount(place)
-        has_all = counts == len(np.unique(ranks))
-        with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-            means = np.bincount(place, values)[has_all] / counts[has_all]
-        known[name] = until, pd.Series(means, pd.MultiIndex.from_arrays(points[has_all].T, names=["step", "again"]))
-    return known[name][1]
-
-
-_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], pd.Series]]] = WeakKeyDictionary()
-"""Those that are known, each with how much of the history it is of: a comparison is drawn again and again."""
+    steps, means = history.by_step(name)
+    index = pd.MultiIndex.from_arrays([steps, again(steps)], names=["step", "again"])
+    return pd.Series(means, index).sort_index()
 
 
 def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:

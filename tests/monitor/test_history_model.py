@@ -33,13 +33,12 @@ VALUES = st.dictionaries(st.sampled_from(NAMES), st.one_of(st.floats(), st.integ
 
 
 def script(ranks):
-    """What happens, one thing after the other: calls of a rank, what it has collected is sent, somebody looks."""
+    """What happens, one thing after the other: calls of a rank, what it has collected is sent, a rank goes back."""
     rank = st.integers(0, ranks - 1)
     return st.lists(
         st.one_of(
             st.tuples(st.just("log"), rank, STEPS, VALUES),
             st.tuples(st.just("send"), rank),
-            st.tuples(st.just("look"), st.sampled_from(["frame", "drawn", "progress", "curve", "remark"])),
             st.tuples(st.just("back"), rank, st.integers(-3, 12)),
         ),
         max_size=25,
@@ -76,17 +75,6 @@ class Model:
         self.history.go_back(rank, step)
         first = next((at for at, (of, _) in enumerate(self.calls[rank]) if of >= step), len(self.calls[rank]))
         del self.calls[rank][first:]
-
-    def look(self, at):
-        history = self.history
-        looks = {
-            "frame": history.frame,
-            "drawn": history.drawn,
-            "progress": lambda: [history.progress(rank) for rank in range(history.world_size)],
-            "curve": lambda: [history.mean_curve(name) for name in history.names],
-            "remark": lambda: finding.first(history),
-        }
-        looks[at]()
 
     def close(self):
         for batcher in self.batchers:
@@ -129,6 +117,7 @@ def test_the_history_equals_a_list_of_the_calls_whatever_is_logged_sent_and_look
             model = run(ranks, happens)
             history, calls = model.history, model.calls
             frame = history.frame()
+            history.drawn(), finding.first(history), [history.mean_curve(name) for name in history.names]
         names = list(frame.columns[3:])
         assert names == history.names
         assert set(names) == {name for of_rank in calls for _, values in of_rank for name in values}
@@ -141,41 +130,10 @@ def test_the_history_equals_a_list_of_the_calls_whatever_is_logged_sent_and_look
             assert set(progress.last) == set(last)
             assert all(same(progress.last[name], value) for name, value in last.items())
         for name in names:
-            ranks_of, steps, values = (column.tolist() for column in history.logged(name))
-            of_name = [(r, s, v[name]) for r, of_rank in enumerate(calls) for s, v in of_rank if name in v]
-            given_out = sorted(zip(ranks_of, steps, values, strict=True), key=lambda call: call[0])
-            assert len(given_out) == len(of_name)
-            for found, call in zip(given_out, of_name, strict=True):
-                assert (found[:2], same(found[2], call[2])) == (call[:2], True)
-
-    check()
-
-
-def test_a_curve_is_the_same_whenever_somebody_looks():
-    """Curves are drawn of names that are asked for, from where they were asked for last."""
-
-    @settings(max_examples=500 if LONG else 100)
-    @given(script(2), st.lists(st.booleans(), max_size=40))
-    def check(happens, looked_at):
-        eager, lazy = Model(2), Model(2)
-        often = [*looked_at, *[True] * len(happens)]
-        try:
-            for (what, *about), looks in zip(happens, often, strict=False):
-                if what == "look":
-                    continue
-                for model in (eager, lazy):
-                    getattr(model, what)(*about)
-                    model.send(0), model.send(1)
-                if looks:
-                    eager.look("drawn")
-                    eager.look("progress")
-        finally:
-            eager.close(), lazy.close()
-        ones, others = eager.history.drawn(), lazy.history.drawn()
-        assert [(curve.name, curve.key) for curve in ones] == [(curve.name, curve.key) for curve in others]
-        for one, other in zip(ones, others, strict=True):
-            if one.key != "mean":
-                assert one.x.tolist() == other.x.tolist()
-                assert all(map(same, one.y.tolist(), other.y.tolist()))
+            for rank, of_rank in enumerate(calls):
+                of_name = [(step, values[name]) for step, values in of_rank if name in values]
+                steps, given_out = (column.tolist() for column in history.curve(name, rank))
+                assert steps == [step for step, _ in of_name]
+                assert all(same(found, value) for found, (_, value) in zip(given_out, of_name, strict=True))
 
     check()

@@ -10,7 +10,7 @@ import pytest
 
 from labkit.failures.grouping import rank_list
 from labkit.failures.stacks import RankStack, Stacks
-from labkit.monitor.history import FEW, SPANS, History
+from labkit.monitor.history import BUCKETS, FEW, History
 from labkit.protocol.events import Exit, Failure, Output, Started
 from labkit.run import Run
 from labkit.ui import charts, kernel, live, summary
@@ -68,7 +68,7 @@ def test_a_long_chart_has_few_points_and_keeps_its_extremes():
     values[7, 1_000], values[8, 1_500] = 50, -50
     history = history_of(values)
     curves = of_kind(history.drawn())
-    assert SPANS / 2 <= len(curves["mean"].x) <= SPANS
+    assert BUCKETS < len(curves["mean"].x) <= 4 * BUCKETS + 1
     assert (np.diff(curves["mean"].x) > 0).all()
     assert curves["mean"].x[-1] == 2_999
     assert (curves["greatest"].y.max(), curves["least"].y.min()) == (50, -50)
@@ -82,7 +82,7 @@ def test_a_step_is_drawn_where_half_of_those_have_a_value_that_log():
         history.add(log(rank, range(count), loss=[rank] * count))
     history.add(log(0, [20], loss=[99.0]))  # one rank alone is ahead
     assert of_kind(history.drawn())["mean"].x.tolist() == list(range(20))
-    assert [curve.x.tolist() for curve in History(40).over_ranks("loss")] == [[], [], []]
+    assert [x.tolist() for x, _ in History(40).over_ranks("loss").values()] == [[], [], []]
 
 
 def test_at_sixteen_ranks_every_rank_has_its_curve_and_a_live_chart_of_more_is_updated_in_place():
