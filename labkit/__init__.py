@@ -29,13 +29,13 @@ A room imports those below it in this list, and never one above:
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `record`, and the `state` and `history` in it; `follower`, the thread that
                  fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace
-    failures     why a run failed or hangs, and how to say so: `ledger`, `first_to_fail`, `missed`, `stacks`;
-                 `pages` say what messages mean and what to do, one for each kind: `help("labkit.failures.pages.hang")`
+    failures     why a run failed or hangs, and how to say so: `ledger`, `first_to_fail`, `missed`, `stacks`; the help
+                 pages, `pages/*.md`, say what messages mean and what to do: `labkit.explain("hang")`
     engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that
     steps        one instrument that watches the steps of a training function on its rank
     rank         what a rank's process does: `main` does jobs, `worker` what your function gets, `hooks` what
                  takes part in every job
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` names the page of an
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` shows the page of an
                  error
     system       the operating system, which no other room asks: `host` is Linux or macOS
 
@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launchers.attaching import attach as attach
     from labkit.launchers.ray import Ray as Ray
     from labkit.launchers.slurm import Slurm as Slurm
+    from labkit.protocol.pages import explain as explain
     from labkit.rank.current import current as current
     from labkit.rank.current import log as log
     from labkit.rank.stop_agreement import Stopped as Stopped
@@ -100,6 +101,7 @@ _HOMES = {
     "attach": "launchers.attaching",
     "compare": "comparison.compare",
     "current": "rank.current",
+    "explain": "protocol.pages",
     "launch": "launcher",
     "log": "rank.current",
     "run_module": "launcher",

@@ -58,7 +58,7 @@ def naming(page: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if "labkit.failures.pages." not in str(error):
+        if "labkit.explain(" not in str(error):
             error.args = (f"{error}\n{help_hint(page)}",)
         raise
 

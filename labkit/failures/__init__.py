@@ -12,8 +12,7 @@
     frames         the reader's frames of a rank that failed, with their variables
     exit_codes     exit codes in words
     grouping       one line for all ranks with the same message
-    source         who wrote a source file, and its text
-    pages          the help pages, one for each kind of message
+    pages          the help pages, one for each kind of message, in Markdown: `labkit.explain("hang")`
 
 All are pure: they are given facts, so that every case can be tested without a process.
 """

@@ -72,12 +72,12 @@ class Diagnosis(NamedTuple):
     others: list[str]
     """What became of the other ranks: a line for each, or for several with the same outcome."""
     page: str
-    """The name of the help page in `labkit.failures.pages`."""
+    """The name of the help page, as `labkit.explain` takes it."""
 
     @property
     def what_to_do(self) -> str:
         """The line that names the help page; "" if the cause already names one, as labkit's own errors do."""
-        return "" if "labkit.failures.pages." in self.cause else help_hint(self.page)
+        return "" if "labkit.explain(" in self.cause else help_hint(self.page)
 
     def printable(self) -> Diagnosis:
         """Return the diagnosis in text that can be encoded as UTF-8, which paths and errors may not be."""

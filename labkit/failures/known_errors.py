@@ -28,7 +28,7 @@ class Known(NamedTuple):
     """A message that people search for."""
 
     page: str
-    """In `labkit.failures.pages`."""
+    """As `labkit.explain` takes it."""
     message: str
     """A regular expression for the error, from its type on."""
     causes: tuple[tuple[str, str], ...] = ()
@@ -187,7 +187,7 @@ class Recognised(NamedTuple):
     """A message that a rank failed with."""
 
     page: str = ""
-    """In `labkit.failures.pages`; "" if the message is none that is known."""
+    """As `labkit.explain` takes it; "" if the message is none that is known."""
     cause: str = ""
     """One sentence: what the message says of the cause; "" if it says nothing."""
 

@@ -78,7 +78,7 @@ class JobEnded(Change):
     cause: str
     """What is known of it, and what to do next."""
     page: str
-    """In `labkit.failures.pages`."""
+    """As `labkit.explain` takes it."""
 
     def change(self, state: RunState, now_s: float) -> None:
         """Keep it for the run's error."""

@@ -2,9 +2,6 @@
 
 import ast
 import functools
-import importlib
-import pkgutil
-import pydoc
 import re
 import signal
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest
 import torch
 
 import labkit
-import labkit.failures.pages
 from labkit.engines.arguments import naming
 from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
@@ -26,7 +22,7 @@ from labkit.launchers.slurm import SlurmJob
 from labkit.monitor.stack_query import StackQuery
 from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
-from labkit.protocol.pages import help_hint
+from labkit.protocol.pages import FOLDER, explain, help_hint
 from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
 from labkit.run import Run
@@ -39,13 +35,13 @@ from tests.support.fake_engine import A_JOB, FakeEngine
 from tests.whole.test_launch import takes_steps, uses_a_lock
 
 PACKAGE = Path(labkit.__file__).parent
-PAGES = sorted(module.name for module in pkgutil.iter_modules(labkit.failures.pages.__path__))
-NAMED = re.compile(r'help\("labkit\.failures\.pages\.(\w+)"\)')
+PAGES = sorted(file.stem for file in FOLDER.glob("*.md"))
+NAMED = re.compile(r'labkit\.explain\("(\w+)"\)')
 HEADINGS = ["## An example", "## What to do"]
 
 
 def text_of(page):
-    return importlib.import_module(f"labkit.failures.pages.{page}").__doc__
+    return explain(page)
 
 
 # Messages, each as its reader meets it
@@ -249,21 +245,16 @@ def test_a_page_says_what_it_is_about_shows_a_message_as_it_was_kept_and_what_to
     assert len(re.findall(r"^\* ", advice, re.MULTILINE)) >= 2
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_shown_by_pythons_own_help(page):
-    (asked_for,) = re.findall(r'help\("(.*)"\)', help_hint(page))
-    shown = pydoc.plain(pydoc.render_doc(asked_for))
-    assert f"{asked_for} - {text_of(page).splitlines()[0]}" in shown
-    assert "## What to do" in shown
-
-
-def test_the_first_page_lists_every_page_with_what_it_is_about():
-    listed = re.findall(
-        r"^\* `labkit\.failures\.pages\.(\w+)`: (.*(?:\n  .*)*)", labkit.failures.pages.__doc__, re.MULTILINE
-    )
-    assert {name: " ".join(what.split()) for name, what in listed} == {
-        page: text_of(page).splitlines()[0] for page in PAGES
-    }
+def test_a_page_is_shown_as_a_message_names_it_and_the_first_lists_all():
+    for page in PAGES:
+        assert eval(help_hint(page).removeprefix("What to do: ")) == text_of(page)
+        assert f'* `labkit.explain("{page}")`: {text_of(page).splitlines()[0]}' in explain().splitlines()
+    assert repr(explain("hang")) == explain("hang")._repr_markdown_() == (FOLDER / "hang.md").read_text()
+    named = re.findall(r"`labkit\.explain\(.(\w+).\)`", "".join(map(text_of, PAGES)))
+    assert named
+    assert set(named) <= set(PAGES)
+    with pytest.raises(ValueError, match="there is no page 'hangs'; there are address_in_use, bad_argument"):
+        explain("hangs")
 
 
 # What of the code names a page
@@ -272,13 +263,13 @@ def test_the_first_page_lists_every_page_with_what_it_is_about():
 @functools.cache
 def trees():
     """Return the package's modules as trees of syntax, by their paths."""
-    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "pages"]
+    paths = sorted(PACKAGE.rglob("*.py"))
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
 def test_every_page_is_named_by_a_message_and_every_named_page_is_there():
-    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "pages")
-    assert set(PAGES) <= set(re.findall(r"""(?:["']|failures\.pages\.)(\w+)["']""", sources))
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    assert set(PAGES) <= set(re.findall(r"""["'](\w+)["']""", sources))
     named = re.findall(r"""(?:(?:help_hint|naming|Known)\(\s*|\bpage=)["'](\w+)["']""", sources)
     assert set(named) <= set(PAGES)
 

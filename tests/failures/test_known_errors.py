@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.known_errors import KNOWN, recognise
-from labkit.failures.pages import __doc__ as first_page
 from labkit.monitor.stack_query import StackQuery
 from labkit.run import Run
 from tests.failures import messages
@@ -235,7 +234,7 @@ def test_the_report_of_such_an_error_ends_with_its_page_and_is_as_it_was_kept(pa
 
 def test_every_row_has_a_quotation_and_every_page_of_one_is_listed():
     assert {known.page for known in KNOWN} == {*QUOTED, "nccl_timeout"}
-    assert all(f"`labkit.failures.pages.{known.page}`" in first_page for known in KNOWN)
+    assert all(f'`labkit.explain("{known.page}")`' in labkit.explain() for known in KNOWN)
 
 
 def test_the_guards_error_is_the_childs_and_is_found_in_the_ranks_output():
@@ -497,7 +496,7 @@ def test_a_real_error_has_its_page(fails, page, ranks):
     with pytest.raises(labkit.WorkerFailed) as error:
         labkit.launch(keeps_nothing, fails, on=ranks, live=False)
     assert error.value.diagnosis.page == page, error.value.cause
-    assert str(error.value).splitlines()[-3] == f'What to do: help("labkit.failures.pages.{page}")'
+    assert str(error.value).splitlines()[-3] == f'What to do: labkit.explain("{page}")'
 
 
 @pytest.mark.spawns

@@ -141,7 +141,7 @@ def test_a_kernel_that_fails_ends_its_rank_which_is_replaced(found):
         run = labkit.launch(out_of_range, on=ranks, live=False, wait=False)
         assert run.over.wait(LONG_S)
         assert "device-side assert" in str(run.error)
-        assert 'help("labkit.failures.pages.device_side_assert")' in str(run.error)
+        assert 'labkit.explain("device_side_assert")' in str(run.error)
         assert labkit.launch(meet, on=ranks, live=False).results == [(OWN_GPU, "cuda:0", 1.0)]
     found("CUDA error, then a new rank computes")
 

