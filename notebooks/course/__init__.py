@@ -6,7 +6,7 @@
     data_parallel the four steps of `nn.DataParallel` on the CPU
     scaling       how long a step is on other numbers of ranks, and what each holds
     datasets, models          the data and the networks
-    reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
+    reference, steps, replay  training in one process, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
     changes       a training function without dropout, BatchNorm or low precision
     formulas, facts               what several lessons use

@@ -1,4 +1,4 @@
-"""Lesson 01's training run, for later lessons to compare theirs with: the same function, the same curve."""
+"""Training in one process, for lessons to compare theirs with."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from tests.tools.run_notebooks import FOLDER, LESSONS, execute
 NAMES = [lesson.stem for lesson in LESSONS]
 OTHER = {
     "00_start_here": {"seed": 1, "world_size": 3},
-    "01_one_process": {"seed": 1},
     "02_from_a_cell_to_ranks": {"seed": 1, "world_size": 3},
     "03_collectives": {"seed": 1, "world_size": 3},
     "04_data_parallel": {"seed": 1, "devices": 3},

@@ -1,4 +1,4 @@
-"""The table of lessons in notebook 00, and how long a lesson takes its reader."""
+"""The guide's table of lessons, and how long a lesson takes its reader."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import nbformat
 
-START = Path(__file__).parents[2] / "notebooks" / "00_start_here.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PAGE = NOTEBOOKS / "guide" / "lessons.md"
 
-ROW = re.compile(r"^\| \[([^]]+)\]\((\d\d[a-z]?_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
-"""A lesson in notebook 00's table."""
+ROW = re.compile(r"^\| \[([^]]+)\]\(\.\./(\d\d[a-z]?_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+"""A lesson in the table."""
 
 
 class Lesson(NamedTuple):
-    """A lesson as the table in notebook 00 has it."""
+    """A lesson as the table has it."""
 
     title: str
     name: str
@@ -28,42 +29,31 @@ class Lesson(NamedTuple):
 
 
 def course() -> list[Lesson]:
-    """Give every lesson, from the table in notebook 00."""
-    cells = nbformat.read(START, as_version=4).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    rows = ROW.findall(text)
-    return [Lesson(*map(str.strip, row)) for row in rows]
+    """Give every lesson, from the table."""
+    return [Lesson(*map(str.strip, row)) for row in ROW.findall(PAGE.read_text("utf-8"))]
 
 
 WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_AN_EXERCISE = 150, 12, 8
-"""What notebook 00 says its routes are reckoned with."""
+"""What the page says its hours are reckoned with."""
 
 
-def minutes(lesson: Lesson, until: str = "") -> float:
-    """Estimate the minutes that a reader needs for a lesson: for reading, running, and writing answers.
-
-    `until` is a heading at which to stop; the cells' time then counts in proportion to the cells.
-    """
-    cells = nbformat.read(START.parent / f"{lesson.name}.ipynb", as_version=4).cells
-    read = next((i for i, cell in enumerate(cells) if until and until in cell.source), len(cells))
-    words = sum(len(cell.source.split()) for cell in cells[:read] if cell.cell_type == "markdown")
-    code = [cell for cell in cells[:read] if cell.cell_type == "code"]
+def minutes(lesson: Lesson) -> float:
+    """Estimate the minutes that a reader needs for a lesson: for reading, running, and writing answers."""
+    cells = nbformat.read(NOTEBOOKS / f"{lesson.name}.ipynb", as_version=4).cells
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    code = [cell for cell in cells if cell.cell_type == "code"]
     lines = sum(cell.source.count("\n") + 1 for cell in code)
     exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code)
-    runs_min = float(lesson.runs_in.partition(" ")[0] or 0) / 60 * read / len(cells)
+    runs_min = float(lesson.runs_in.partition(" ")[0] or 0) / 60
     return words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + exercises * MINUTES_AN_EXERCISE + runs_min
 
 
 def write_times(took_s: dict[str, float]) -> None:
-    """Write down in notebook 00 how long lessons took."""
-    notebook = nbformat.read(START, as_version=4)
+    """Write down in the table how long lessons took."""
 
     def timed(row: re.Match[str]) -> str:
         title, name, question, needs, _ = row.groups()
         took = took_s.get(name)
-        return row[0] if took is None else f"| [{title}]({name}.ipynb) |{question}|{needs}| {took:.0f} s |"
+        return row[0] if took is None else f"| [{title}](../{name}.ipynb) |{question}|{needs}| {took:.0f} s |"
 
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = ROW.sub(timed, cell.source)
-    nbformat.write(notebook, START)
+    PAGE.write_text(ROW.sub(timed, PAGE.read_text("utf-8")), encoding="utf-8")

@@ -114,7 +114,7 @@ def main() -> int:
         help="lessons at the same time; by default one more than cores, four at most",
     )
     parser.add_argument(
-        "--write-times", action="store_true", help="write into notebook 00 how long each took, alone, begun cold"
+        "--write-times", action="store_true", help="write into guide/lessons.md how long each took, alone, begun cold"
     )
     parser.add_argument("lessons", nargs="*", type=Path, default=LESSONS, help="notebooks; all by default")
     arguments = parser.parse_args()
