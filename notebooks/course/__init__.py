@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.exercises import tally as tally
     from course.exercises.checking import check as check
     from course.exercises.predicting import predict as predict
+    from course.overview import diff as diff
     from course.overview import progress as progress
     from course.overview import script as script
     from course.overview import strip as strip
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
 
 _HOMES = {
     "check": "exercises.checking",
+    "diff": "overview",
     "mine": "answers",
     "predict": "exercises.predicting",
     "progress": "overview",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import json
+import os
 from pathlib import Path
 
 COLORS = {"to do": "#E5E5E5", "begun": "#F0E442", "run to its end": "#009E73", "failed": "#D55E00"}
@@ -46,6 +48,25 @@ def script(path: str, summary: str) -> Script:
             f"no {path} in {Path.cwd()}: it lies beside the lessons; open this one where it came from"
         )
     return Script(path, summary)
+
+
+def diff(lesson: str, file: str | os.PathLike[str]) -> Page:
+    """Return a page that shows what a script has and lacks beside that of the same name which an earlier lesson writes.
+
+    Args:
+        lesson: the earlier notebook, in this folder.
+        file: the script that this lesson has written.
+    """
+    cells = ("".join(cell["source"]) for cell in json.loads(Path(lesson).read_text("utf-8"))["cells"])
+    head = f"%%writefile {{folder}}/{Path(file).name}\n"
+    (before,) = (source.removeprefix(head) for source in cells if source.startswith(head))
+    lines = list(
+        difflib.unified_diff(before.splitlines(), Path(file).read_text("utf-8").splitlines(), lineterm="", n=1)
+    )
+    colors = {"+": "#009E73", "-": "#D55E00", "@": "#8A8A8A"}
+    shown = (f"<span style='color:{colors.get(line[0], 'inherit')}'>{html.escape(line)}</span>" for line in lines[2:])
+    content = f"<pre style='line-height:1.35;overflow-x:auto'>{'<br>'.join(shown)}</pre>"
+    return Page(content, "\n".join(lines[2:]))
 
 
 def progress() -> dict[Path, str]:

@@ -217,7 +217,7 @@ BEFORE = {
     "03_collectives": ("ring_all_reduce", "batch_isend_irecv"),
     "04_data_parallel": ("four_steps", "class Broadcast"),
     "05_ddp_by_hand": ("average_gradients", "def average_each"),
-    "06_ddp": ("local_indices", "def train(worker"),
+    "06_ddp": ("local_indices", 'course.mine("local_indices"'),
     "06b_local_sgd": ("outer_step", "def train(worker"),
     "07_model_parallel": ("two_stages", "def first_stage"),
     "08_pipeline": ("bubble", 'course.mine("bubble"'),
