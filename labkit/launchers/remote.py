@@ -162,8 +162,9 @@ class RemoteEngine(Engine):
         explained = self._explains()
         is_well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
         ending = None if is_well or explained or self._ended_s < float("inf") else self.launched.why_over(missing)
-        gone = [events.Exit(rank, -9, ended=ending is not None or explained, unseen=True) for rank in missing]
-        return [*([ending] if ending else []), *self._exits.values(), *gone]
+        for rank in missing:
+            self._exits[rank] = events.Exit(rank, -9, ended=ending is not None or explained, unseen=True)
+        return [*([ending] if ending else []), *self._exits.values()]
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop at a common step."""

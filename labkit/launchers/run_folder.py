@@ -222,8 +222,8 @@ class Streams:
                     for path in by_attempt.get(attempt, []):
                         while more := self._next(path):
                             found += [event for event in more if isinstance(event, KEPT_OF_EARLIER)]
+                    found.append(Restarted(-1, attempt + 1))
                 self._attempt = newest
-                found.append(Restarted(-1, newest))
             self._there = by_attempt.get(newest, [])
         for path in self._there:
             found += self._next(path)

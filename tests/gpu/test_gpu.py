@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
 GPUS = torch.cuda.device_count()
 DEVICE = "cuda" if GPUS else "cpu"
-CLOSE = 1e-9 if GPUS else 1e-12
+CLOSE = 1e-9
 """Greatest difference of float64 weights from those of one process: on a GPU sums are taken in another order."""
 
 MIB = 2**20

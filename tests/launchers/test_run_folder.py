@@ -10,6 +10,7 @@ import pytest
 
 import labkit
 from labkit.launchers import run_folder
+from labkit.launchers.job_events import Restarted
 from labkit.launchers.run_folder import RunFolder, Streams
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -92,6 +93,14 @@ def test_what_is_cut_off_at_any_place_comes_once_and_whole_when_the_rest_is_ther
         while len(found) < 3 and time.monotonic() < deadline:
             found += streams.read()
         assert (found, streams.read()) == (said, [])
+
+
+def test_who_reads_late_learns_of_every_attempt_that_began_again_where_it_did(tmp_path):
+    for attempt in range(3):
+        run_folder.Stream(tmp_path / f"0.{attempt}.stream").put([events.Output(0, str(attempt))])
+    again = [Restarted(-1, 1), Restarted(-1, 2)]
+    first, second, third = (events.Output(0, str(attempt)) for attempt in range(3))
+    assert Streams(tmp_path, 1).read() == [first, again[0], second, again[1], third]
 
 
 def test_a_full_disk_is_waited_for_and_nothing_is_lost(tmp_path, monkeypatch):
