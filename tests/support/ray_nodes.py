@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,11 @@ def family() -> set[int]:
             process = psutil.Process(nodes.process.pid)
             found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
     return found
+
+
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Of a node's two processes in Python. A raylet dies that does not hear within 15 s which ports they have chosen, and
+on a busy machine they take longer to start: https://github.com/ray-project/ray/issues/65983."""
 
 
 class RayNodes:
@@ -150,7 +157,9 @@ class RayNodes:
             with contextlib.suppress(ValueError):
                 return json.loads(line)
         errors = (self._folder / "nodes.err").read_text(errors="replace")
-        raise RuntimeError(f"the Ray nodes are gone:\n{errors[-3000:]}")
+        logs = self._folder.glob("ray/session_2*/logs/*[vt].[oe]*")  # gcs_server.out, raylet.err, …
+        said = "\n".join(f"{log.name}: …{log.read_text(errors='replace')[-1000:]}" for log in sorted(logs))
+        raise RuntimeError(f"the Ray nodes are gone, at load {os.getloadavg()}:\n{errors[-3000:]}\n{said}")
 
 
 @contextlib.contextmanager
@@ -185,6 +194,7 @@ def main(folder: str) -> None:
     # Of a node's processes these two are Python's, take seconds of a CPU to start, and serve nothing here.
     Node.start_api_server = lambda self, **_: None
     services.get_node = patient(services.get_node)
+    services.start_raylet = with_port_known(services.start_raylet)
     options = {
         "num_cpus": CPUS,
         "num_gpus": 0,
@@ -201,7 +211,8 @@ def main(folder: str) -> None:
 
     def add() -> int:
         # Ray takes 127.0.0.1 for the machine's outer address, but not the rest of the loopback network.
-        nodes.append(cluster.add_node(node_ip_address=f"127.0.0.{len(nodes) + 2}", **options))
+        ports = dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
+        nodes.append(cluster.add_node(node_ip_address=f"127.0.0.{len(nodes) + 2}", **ports, **options))
         return len(nodes) - 1
 
     def say(**what: object) -> None:
@@ -227,6 +238,26 @@ def main(folder: str) -> None:
                 say(nodes=alive, free=gcs.available_resources().get("CPU", 0), actors=actors)
     finally:
         cluster.shutdown()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def with_port_known(start_raylet):
+    """Return what starts a raylet once the port that it waits for, though it was given, is where it looks for it."""
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+
+    def start(*args, **options):
+        given = inspect.signature(start_raylet).bind(*args, **options).arguments
+        port = given["dashboard_agent_listen_port"]
+        persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+        return start_raylet(*args, **options)
+
+    return start
 
 
 def patient(get_node):
