@@ -23,7 +23,7 @@ FACTS = {
         "with `batch_size // world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch "
         "has more steps.",
         r"\b126 images",
-        frozenset({"11", "12", "16"}),
+        frozenset({"11", "16"}),
     ),
     "sigterm": Fact(
         "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "
@@ -35,12 +35,6 @@ FACTS = {
         "gloo's reduce-scatter is a whole all-reduce, of which each rank keeps its part",
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
         frozenset({"09", "21", "22"}),
-    ),
-    "fsdp": Fact(
-        "FSDP sends 1.5 times as much as DDP: all-gather, all-gather and reduce-scatter, where an all-reduce is one "
-        "of each",
-        r"FSDP\W* sends|1\.5 times as much \(",
-        frozenset({"11b", "21"}),
     ),
     "zero-1": Fact(
         "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "

@@ -32,8 +32,7 @@ class Panel(NamedTuple):
     """One chart of `predictions`: seconds of a step by number of ranks."""
 
     x_title: str
-    predicted: Mapping[int, Any]
-    """A `Prediction` of the cost model each."""
+    predicted: Mapping[int, float]
     fitted_to: Mapping[int, float]
     """Measured seconds that the model was fitted to …"""
     held_back: Mapping[int, float]
@@ -96,29 +95,14 @@ def speed_ups(seconds: Mapping[tuple[str, int], Spread], title: str) -> Any:
 
 
 def predictions(title: str, *panels: Panel) -> Any:
-    """Return a chart per panel: predicted milliseconds a step with their range, and the measured ones."""
+    """Return a chart per panel: predicted milliseconds a step, and the measured ones."""
     rows: list[Row] = []
     for x_title, predicted, fitted_to, held_back in panels:
-        rows += [(x_title, "predicted, 90 % range", n, *(1000 * s for s in spread)) for n, spread in predicted.items()]
-        for name, found in (("measured, fitted to", fitted_to), ("measured, held back", held_back)):
+        groups = ("predicted", predicted), ("measured, fitted to", fitted_to), ("measured, held back", held_back)
+        for name, found in groups:
             rows += [(x_title, name, n, *[1000 * seconds] * 3) for n, seconds in found.items()]
-    colors = {"predicted, 90 % range": GREY, "measured, fitted to": BLUE, "measured, held back": ORANGE}
+    colors = {"predicted": GREY, "measured, fitted to": BLUE, "measured, held back": ORANGE}
     figure = lines_of(rows, "milliseconds a step", colors)
     figure.for_each_trace(lambda trace: trace.update(mode="markers"), lambda trace: trace.name.startswith("measured"))
     figure.update_yaxes(range=[0, 1.05 * max(high for *_, high in rows)])
     return charts.Chart(charts.style(figure, title, 380))
-
-
-def efficiencies(lines: Mapping[tuple[str, str], Mapping[int, Spread]], colors: Mapping[str, str], title: str) -> Any:
-    """Return a chart per batch of the efficiency by ranks: `{(strategy, batch): {ranks: Spread}}`."""
-    rows = ((batch, strategy, n, *spread) for (strategy, batch), line in lines.items() for n, spread in line.items())
-    figure = lines_of(rows, "efficiency", colors, log_x=True).update_yaxes(range=[0, 1.3])
-    return charts.Chart(charts.style(figure, title, 400))
-
-
-def steps(lines: Mapping[str, Mapping[int, float]], colors: Mapping[str, str], chosen: int, title: str) -> go.Figure:
-    """Return the figure of calculated milliseconds a step by ranks, a line each, with a mark at a number of ranks."""
-    rows = (("", name, n, *[1000 * seconds] * 3) for name, line in lines.items() for n, seconds in line.items())
-    figure = lines_of(rows, "milliseconds a step", {"ideal": GREY, **colors}, log_x=True, log_y=True)
-    figure.add_vline(x=chosen, line={"color": GREY, "width": 1})
-    return charts.style(figure.update_xaxes(title_text="ranks (8 per machine)"), title, 400)

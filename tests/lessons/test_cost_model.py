@@ -289,11 +289,7 @@ def test_the_lessons_charts_show_the_numbers_and_their_ranges():
     strong = next(line for line in figure.data if line.name == "strong scaling")
     assert list(strong.error_y.array) == [1, 2]
     assert list(strong.error_y.arrayminus) == [0.5, 1]
-    panel = scaling_plots.Panel("ranks", {1: (0.1, 0.08, 0.2), 2: (0.05, 0.05, 0.05)}, {1: 0.11}, {2: 0.04})
+    panel = scaling_plots.Panel("ranks", {1: 0.1, 2: 0.05}, {1: 0.11}, {2: 0.04})
     predicted, fitted, held_back = scaling_plots.predictions("", panel).data
     assert [list(line.y) for line in (predicted, fitted, held_back)] == [[100, 50], [110], [40]]
     assert (predicted.mode, fitted.mode) == ("lines+markers", "markers")
-    lines = {("DDP", batch): {1: spread, 2: spread} for batch in ("32 each", "64 in all")}
-    assert len(scaling_plots.efficiencies(lines, {"DDP": "red"}, "").data) == 2
-    figure = scaling_plots.steps({"DDP": {1: 0.1, 2: 0.05}, "ideal": {1: 0.1, 2: 0.05}}, {"DDP": "red"}, 2, "")
-    assert [(line.name, line.line.color) for line in figure.data] == [("DDP", "red"), ("ideal", scaling_plots.GREY)]

@@ -25,7 +25,6 @@ OTHER = {
     "09b_tensor_parallel": {"seed": 1, "world_size": 4},
     "10_compare": {"seed": 1, "world_size": 4},
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
-    "11b_predict_scaling": {"seed": 1, "most_ranks": 512},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
     "13_checkpoint": {"seed": 1, "world_size": 3},
     "14_when_it_hangs": {"seed": 1, "world_size": 4, "odd": 2},

@@ -112,7 +112,7 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
 MARKS = {name: [pytest.mark.cold] for name in COLD}
 MARKS["00_start_here"].append(pytest.mark.check)
 
-OF_EACH_KIND = {"11b", "12", "13", "14", "14c", "15b", "16", "23", "25"}
+OF_EACH_KIND = {"11", "12", "13", "14", "14c", "15b", "16", "23", "25"}
 """Lessons after the first ten that `make test` runs."""
 
 
