@@ -4,7 +4,7 @@
     answers       what learners wrote and was right, for the rest of the lesson (`mine`)
     transformer   a small GPT, and ways to train it in parallel, one a module
     data_parallel the four steps of `nn.DataParallel` on the CPU
-    scaling       how long a step is on other numbers of ranks, and what each holds
+    scaling       how long a step is on other numbers of ranks
     datasets, models          the data and the networks
     reference, steps, replay  training in one process, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import labkit
-from course import scaling
 from course.transformer import (
     ALL,
     BF16,
@@ -150,18 +149,6 @@ def test_bf16_is_off_by_no_more_than_its_bound(ranks, one_process):
 def test_a_wrong_strategy_is_caught_by_the_same_check(wrong, compared):
     one, _, weights = compared(wrong.title, 2)
     assert difference(one.weights, weights) > 1e-3
-
-
-@pytest.mark.spawns
-@pytest.mark.wide
-@pytest.mark.parametrize("title", ON_EIGHT)
-def test_eight_ranks_hold_what_was_predicted(title, trained):
-    strategy = ALL[title]
-    found = scaling.predict_memory(network(strategy, DEPTH), title, 8, BATCH_SIZE, TIME, "float64")
-    for rank, (predicted, measured) in enumerate(zip(found, trained(8)[title], strict=True)):
-        for part in ("parameters", "gradients", "optimizer state", "activations"):
-            held = measured.most_held[part]
-            assert getattr(predicted, part.replace(" ", "_")) == pytest.approx(held, rel=0.02), (rank, part)
 
 
 def passes(worker, title):

@@ -215,7 +215,7 @@ UNDECIDED = {
     ),
     "10_compare": (2, "it counts NCCL's calls by the profiler's events, and a pretended device has none"),
     "14b_who_is_late": (1, "it needs steps that are shorter than loading, and a pretended device is as slow as a CPU"),
-    "22_cutting_layers": (
+    "22_tensor_parallel": (
         4,
         "it compares counted bytes with a formula, and some of DTensor's tensors lose their mark: they count as gloo's",
     ),
