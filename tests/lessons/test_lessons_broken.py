@@ -301,8 +301,8 @@ BROKEN = {
         {"unit_ms": 4, "repeats": 1},
     ),
     "24_pipelines_side_by_side: nothing put off": (
-        '("W", rank))',
-        '("W", 0))',
+        "zb_h1(rank, p, m)",
+        "zb_h1(0, p, m)",
         "as long as the formulas",
         {"unit_ms": 4, "repeats": 1},
     ),

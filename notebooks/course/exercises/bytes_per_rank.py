@@ -11,13 +11,12 @@ EXERCISE = Exercise(
     lesson="26",
     title="Bytes per rank",
     statement="""
-    A model has `parameters`. Tensor parallel splits every layer over `tp` ranks, a pipeline splits the layers into
-    `pp` equal stages, and `dp` ranks have the same part of the model, each with its part of the batch. There are
-    dp · tp · pp ranks. `zero_stage` says what these `dp` ranks shard among themselves: 0 nothing (DDP), 1 the
-    optimizer's state, 2 the gradients too, 3 the weights too (FSDP).
+    Tensor parallel splits every layer of a model over `tp` ranks, a pipeline its layers into `pp` stages, and `dp`
+    ranks have the same part, each with its share of the batch. Of what these `dp` ranks have, `zero_stage` 0 shards
+    nothing (DDP), 1 the optimizer's state, 2 the gradients too, 3 the weights too (FSDP).
 
-    A parameter's weight takes `weight` bytes, its gradient `gradient` and the optimizer's state for it `state`. Return
-    the bytes of all three on one rank, as a `float`; everything divides evenly, and activations do not count.
+    Each of `parameters` takes `weight` bytes, its gradient `gradient` and the optimizer's state `state`. Return the
+    bytes of all three on one rank, a `float`. Everything divides evenly.
     """,
     hints=(
         "First the parameters of one part of the model: what tensor parallel and the pipeline leave.",
