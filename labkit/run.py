@@ -1,4 +1,4 @@
-"""What the reader holds of a run: its history, results and output, and how to wait for it and stop it."""
+"""What you hold of a run: its history, results and output, and how to wait for it and stop it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
 
 INTERRUPTED_S = 5.0
-"""How long `Run.wait` waits for the end after a second interrupt: whoever presses it wants the cell back."""
+"""How long `Run.wait` waits for the end after a second interrupt: who presses it wants the cell back."""
 
 logger = logging.getLogger("labkit")
 
@@ -190,7 +190,7 @@ class Run(RunRecord):
             self.stop(0)
 
     def wait_until_over(self) -> None:
-        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        """Wait, but not indefinitely, until a run that is being stopped is over; see `stop`. An interrupt ends it."""
         began_s, interrupted = time.monotonic(), False
         while not self.over.is_set():
             try:
@@ -210,7 +210,7 @@ class Run(RunRecord):
                 )
 
     def stacks(self) -> Stacks:
-        """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
+        """Return where every rank stands: its Python stack, the user's own line first, also in native code.
 
         Works while ranks hang or compute; does not disturb them. Waits 5 s for a rank that does not answer, because it
         is suspended, or because its native code keeps Python's lock; on a cluster 10 s. Raises RuntimeError if labkit's

@@ -8,8 +8,8 @@
     diagnosis      runs that labkit ended: a hang, an error of its own
     missed         the collective in which ranks missed each other, from every rank's recorder
     mismatch       what collectives reveal about a failure
-    stacks         a rank's stack, and the reader's line in it; outliers among the ranks
-    frames         the reader's frames of a rank that failed, with their variables
+    stacks         a rank's stack, and the user's line in it; outliers among the ranks
+    frames         the user's frames of a rank that failed, with their variables
     exit_codes     exit codes in words
     grouping       one line for all ranks with the same message
     pages          the help pages, one for each kind of message, in Markdown: `labkit.explain("hang")`

@@ -66,12 +66,12 @@ def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended:
         folder: The run directory, if the ranks go on without the notebook; else "".
         not_ended: Why the ranks could not be ended; "" if they were.
     """
-    after = "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
+    after = "The ranks were ended, because nobody follows them any more. What had come from them is kept."
     if not_ended:
         after = f"The ranks could not be ended ({not_ended}): `run.pids` are their processes. What had come is kept."
     if folder:
         after = (
-            f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
+            f"The ranks may still be at work. Once the cause is fixed, labkit.attach({folder!r}) follows them again."
         )
-    headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
+    headline = f"labkit lost track of the ranks: {type(error).__name__}: {error}"
     return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [], "labkit_failed")

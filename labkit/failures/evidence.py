@@ -63,13 +63,13 @@ def is_only_evidence(rank: RankFacts) -> bool:
 def lost_peer(rank: RankFacts) -> bool:
     """Return whether a rank failed because another had gone, or did not come in time.
 
-    The words alone prove nothing: the reader's own web request can get a "Connection refused", too. So the error must
-    be torch's, and not raised in another library. What still fails: a library called from the reader's line whose C++
+    The words alone prove nothing: the user's own web request can get a "Connection refused", too. So the error must
+    be torch's, and not raised in another library. What still fails: a library called from the user's line whose C++
     raises a bare RuntimeError in these words.
     """
     if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
         return False
-    # The innermost frame is the reader's own if it calls torch's C++: `work.wait()`.
+    # The innermost frame is the user's own if it calls torch's C++: `work.wait()`.
     if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
         return False
     return LOST_PEER.search(rank.failure.summary) is not None

@@ -22,7 +22,7 @@ class Left(NamedTuple):
     frames: tuple[tuple[str, int, str], ...]
     """(file, line, function) of the call, most recent first."""
     place: str = ""
-    """The reader's line: "Cell In[3], line 5"."""
+    """The user's line: "Cell In[3], line 5"."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ SEEN_LATE_S = 0.25
 #
 # What does not work: the order in which reports arrive (the victim of a killed process reports first, and nobody
 # reports the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's
-# is also 1); the words of an error alone (the reader's own web request can get a "Connection refused", too).
+# is also 1); the words of an error alone (the user's own web request can get a "Connection refused", too).
 #
 # What is done: a process that ended by itself, inside the function and without a report, is the cause, unless NCCL's
 # watchdog aborted it, which it does to victims. Only an ordinary report from well before that death takes precedence.
@@ -102,11 +102,11 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     how = in_words(culprit.exit_code)
     headline = f"rank {culprit.rank} died ({how}) and left no traceback"
     if culprit.out_of_memory == "perhaps":
-        headline = f"rank {culprit.rank} was killed ({how}), perhaps by the system for want of memory"
+        headline = f"rank {culprit.rank} was killed ({how}), perhaps because the system was out of memory"
     elif culprit.out_of_memory:
-        headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
+        headline = f"rank {culprit.rank} was killed by the system: out of memory ({how})"
     if culprit.unseen:
-        headline = f"rank {culprit.rank} vanished without a word"
+        headline = f"rank {culprit.rank} disappeared without a report"
     if culprit.last_step is not None:
         headline += f", after logging step {culprit.last_step} or later"
     peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
@@ -164,7 +164,7 @@ def outcome(rank: RankFacts) -> str:
             return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
         return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.unseen and rank.last_step is None:
-        return "left no word"
+        return "sent no report"
     if rank.ended_by_us:
         step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
         return f"was still running and was ended{step}"

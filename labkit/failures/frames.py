@@ -1,4 +1,4 @@
-"""The reader's own frames of a rank that failed, with what their variables were."""
+"""The user's own frames of a rank that failed, with what their variables were."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labkit.protocol.source import line_of, place_of
 from labkit.rank.capture_locals import KIND
 
 Described = Sequence[Sequence[tuple[str, str]]]
-"""Of each frame of a failure, if it is the reader's own: name and value in words of its variables."""
+"""Of each frame of a failure, if it is the user's own: name and value in words of its variables."""
 
 SHOWN = 8
 """Variables shown in an error's message at most; `frames` has all."""
 
 
 class FailedFrame(NamedTuple):
-    """One of the reader's own frames when a rank failed."""
+    """One of the user's own frames when a rank failed."""
 
     rank: int
     place: str
@@ -43,7 +43,7 @@ class FailedFrame(NamedTuple):
 
 
 class Frames(list[FailedFrame]):
-    """The reader's own frames of the ranks that failed: of the first to fail first, the most recent first."""
+    """The user's own frames of the ranks that failed: of the first to fail first, the most recent first."""
 
     def of(self, rank: int | None) -> Frames:
         """Return those of one rank."""
@@ -73,7 +73,7 @@ def frames_of(
     cells: Mapping[str, Cell],
     attached: Sequence[Mapping[str, bytes]],
 ) -> Frames:
-    """Return the reader's frames of all failures, those of the rank `first` first.
+    """Return the user's frames of all failures, those of the rank `first` first.
 
     `attached` is by rank: what `labkit.rank.capture_locals` has sent is in there.
     """

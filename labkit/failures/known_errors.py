@@ -11,7 +11,7 @@ from labkit.failures.facts import NATIVE_SOURCE, RankFacts
 from labkit.protocol.events import Failure
 
 # The problem: the same words stand in the log of a healthy program, in an error that was handled, and in a message of
-# the reader's own.
+# the user's own.
 #
 # What does not work: searching a rank's output or its traceback for the words.
 #
@@ -21,7 +21,7 @@ from labkit.protocol.events import Failure
 # only if it was aborted, and then only what NCCL's log or C++'s `terminate` wrote.
 #
 # What still fails: an error that was handled and printed just before a child died for another reason; a traceback that
-# the reader's own message quotes counts as its cause, for that is how a DataLoader and `mp.spawn` report theirs.
+# the user's own message quotes counts as its cause, for that is how a DataLoader and `mp.spawn` report theirs.
 
 
 class Known(NamedTuple):

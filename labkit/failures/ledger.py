@@ -161,8 +161,8 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
     headline = _gone_headline(blamed, how[blamed[0]], victims, wait, facts)
     stood = "\n\n".join(f"rank {each.rank} {each.doing}" for each in calls if each.rank in victims)
     cause = (
-        f"{rank_list(victims).capitalize()} would have waited for ever: no error was reported, for not every transport "
-        f"tells a rank that another has gone. Where they waited:\n\n{stood}"
+        f"{rank_list(victims).capitalize()} would have waited indefinitely: no error was reported, for not every "
+        f"transport tells a rank that another has gone. Where they waited:\n\n{stood}"
     )
     return blamed[0], headline, cause, "returned_early"
 

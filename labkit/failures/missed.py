@@ -62,7 +62,7 @@ class RankCalls:
     said: Collectives | None = None
     """Its answer; None if there was none."""
     place: str = ""
-    """The reader's line: "Cell In[3], line 14"."""
+    """The user's line: "Cell In[3], line 14"."""
     doing: str = ""
     """ "is in time.sleep at Cell In[3], line 9"; as `RankStack.in_words`."""
     is_blocked: bool = False
@@ -127,17 +127,13 @@ class Difference(NamedTuple):
     group: str
     kind: str
     """The kind of the call; "" if ranks differ in it."""
-    reordered: bool
-    """Whether all ranks have made the same calls from there on, in different orders."""
     concerned: tuple[int, ...]
     """All ranks that have made the call."""
     parts: str
     """ "rank 1 is in barrier #2 at …; ranks 0 and 2 are in all_reduce #2 (float32 [1]) at …"."""
 
     def __str__(self) -> str:
-        how = " (the same calls in another order)" if self.reordered else ""
-        if self.kind:
-            how = ", by type or size"
+        how = ", by type or size" if self.kind else ""
         return f"ranks differ in call #{self.number} of the {self.group}{how}: {self.parts}"
 
 
@@ -229,17 +225,10 @@ def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
             number,
             str(group),
             kinds.pop() if len(kinds) == 1 else "",
-            _are_reordered(list(by_rank.values()), number),
             tuple(sorted(at)),
             "; ".join(said),
         )
     return None
-
-
-def _are_reordered(by_rank: list[dict[int, Call]], first: int) -> bool:
-    """Return whether ranks have made the same calls from a number on, in different orders."""
-    sequences = [tuple(calls[n].met_with for n in sorted(calls) if n >= first) for calls in by_rank if first in calls]
-    return len(set(sequences)) > 1 and len({tuple(sorted(map(repr, each))) for each in sequences}) == 1
 
 
 def _in_other_orders(missed: list[Missed]) -> bool:

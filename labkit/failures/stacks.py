@@ -1,4 +1,4 @@
-"""Where ranks are: the reader's line in what `faulthandler` wrote, and the outliers among the ranks."""
+"""Where ranks are: the user's line in what `faulthandler` wrote, and the outliers among the ranks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class RankStack:
 
     @property
     def place(self) -> str:
-        """The reader's line: "Cell In[3], line 14"; "" if none is known."""
+        """The user's line: "Cell In[3], line 14"; "" if none is known."""
         return "" if self._at is None else self._name(self.frames[self._at])
 
     @functools.cached_property
@@ -134,7 +134,7 @@ class RankStack:
     #
     # What does not work: the name of the call. `functools.reduce` and `torch.gather` compute.
     #
-    # What is done: the innermost frame is in torch's own code for collectives; or the reader's line has called native
+    # What is done: the innermost frame is in torch's own code for collectives; or the user's line has called native
     # code that waits. A backward pass counts if the recorder has a call that has not ended, or there is a GPU.
     #
     # What still fails: where there is no recorder, DDP's own collectives on a CPU are not told from arithmetic.
@@ -160,7 +160,7 @@ class RankStack:
 
     @property
     def place_of_wait(self) -> str:
-        """The reader's line at which it waits for other ranks: "train.py, line 14 in another thread"."""
+        """The user's line at which it waits for other ranks: "train.py, line 14 in another thread"."""
         return f"{self.other_thread.place} in another thread" if self.other_thread is not None else self.place
 
     @property
@@ -185,7 +185,7 @@ class RankStack:
 
     @functools.cached_property
     def details(self) -> str:
-        """The stack, the reader's own lines first."""
+        """The stack, the user's own lines first."""
         lines = []
         reader = [frame for frame in self.frames if self._is_user_frame(frame)]
         for frame, again in itertools.groupby(reader):

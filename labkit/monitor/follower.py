@@ -23,7 +23,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Cell
 
 KILL_AGAIN_S = 0.5
-"""Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
+"""Time after which ranks are ended once more: finding their child processes is slow, and delays the end of all."""
 
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `stall_s` says; importing torch can be slow."""
@@ -105,10 +105,10 @@ class Follower:
             except BaseException as error:
                 self._give_up(error)
             finally:
-                self.settle()  # whatever happens, who waits for the run does not wait for ever
+                self.settle()  # whatever happens, who waits for the run does not wait indefinitely
 
     def settle_if_dead(self) -> None:
-        """End a run whose thread has ended without a word, so that nobody waits for it: for those who wait."""
+        """End a run whose thread has ended without a report, so that nobody waits for it: for those who wait."""
         if self._thread is not None and not self._thread.is_alive() and not self._run.over.is_set():
             self._give_up(RuntimeError("the thread that followed them has ended"))
             self.settle()

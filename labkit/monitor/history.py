@@ -169,8 +169,9 @@ class History:
         """
         curves = {f"rank {rank}": thinned(*self.curve(name, rank)) for rank in range(self.world_size)}
         drawn = {label: points for label, points in curves.items() if len(points[0])}
-        mean = self.mean_curve(name) if len(drawn) == self.world_size > 1 else ([], [])
-        return {**drawn, MEAN: mean} if len(mean[0]) else drawn
+        if len(drawn) == self.world_size > 1 and len((mean := self.mean_curve(name))[0]):
+            drawn[MEAN] = mean
+        return drawn
 
     def over_ranks(self, name: str) -> dict[str, Points]:
         """Return the least, mean and greatest value over many ranks, where half of those that log the name have one.

@@ -31,7 +31,7 @@ class MemorySeen(events.Change):
 
 
 class MemoryWatch(RunObserver):
-    """Looks at the memory of ranks on this machine, and whether the system ends processes for want of it."""
+    """Looks at the memory of ranks on this machine, and whether the system ends processes when it runs out."""
 
     title = "memory observer"
 
@@ -40,7 +40,7 @@ class MemoryWatch(RunObserver):
         self._starved: dict[int, OutOfMemory] = {}
 
     def begin(self, job: Job) -> Job:
-        """Note how many processes have been killed for want of memory before."""
+        """Note how many processes have been killed before because memory had run out."""
         self._kills = OutOfMemoryKills()
         return job
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -55,31 +54,25 @@ class Observers(list[RunObserver]):
         super().__init__(observers)
         self.failed: list[str] = []
         """A sentence for each that was switched off."""
-        self._changing = threading.Lock()
 
     def ask(self, observer: Kind, call: Callable[[Kind], T], otherwise: T) -> T:
         """Return what a call gives; `otherwise` if it raises, which switches the observer off, or if that is so."""
-        if all(each is not observer for each in self):
+        if observer not in self:
             return otherwise
         try:
             return call(observer)
         except KeyboardInterrupt:  # for the thread that waits for the run, in which some are called
             raise
         except BaseException as error:
-            self._switch_off(observer, error)
-            return otherwise
-
-    def _switch_off(self, observer: RunObserver, error: BaseException) -> None:
-        with self._changing:
-            if all(each is not observer for each in self):
-                return  # it has failed in another thread, too
             self[:] = [each for each in self if each is not observer]
             said = (
                 f"labkit's own {observer.title} failed and was switched off; the run goes on without it: "
                 f"{type(error).__name__}: {error}".rstrip(" :")
             )
-            self.failed.append(said)
-        logger.error("%s", said, exc_info=error)
+            if said not in self.failed:  # it has failed in another thread, too
+                self.failed.append(said)
+            logger.error("%s", said, exc_info=error)
+            return otherwise
 
     def begin(self, job: Job) -> Job:
         """Return the job as it is to start."""
@@ -94,7 +87,4 @@ class Observers(list[RunObserver]):
 
 
 def _begin(job: Job, observer: RunObserver) -> Job:
-    changed = observer.begin(job)
-    if not isinstance(changed, Job):  # noticed while it is known which observer it was
-        raise TypeError(f"it returned {changed!r:.200}, not Job")
-    return changed
+    return observer.begin(job)

@@ -33,7 +33,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
-        frames: the reader's own frames of the ranks that failed, with what their variables were.
+        frames: the user's own frames of the ranks that failed, with what their variables were.
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Any) -> None:
@@ -54,7 +54,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do, last)))
 
     def _render_traceback_(self) -> list[str]:
-        """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
+        """Show in a notebook what you can act on: the rank's own lines, not this package's."""
         return f"{type(self).__name__}: {self}".splitlines()
 
     def __reduce__(self) -> Any:
@@ -82,7 +82,7 @@ class RunRecord:
         self.start_s = time.time()
         """When the run was launched, as `time.time()`."""
         self.end_s: float | None = None
-        """When it ended, likewise."""
+        """When it ended, as `time.time()`."""
         self.stop_asked_s: float | None = None
         """When the run was asked to stop from here, as `time.monotonic()`, or None."""
         self.stop_grace_s: float | None = None

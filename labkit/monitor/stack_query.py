@@ -270,7 +270,7 @@ class StackQuery(RunObserver):
         self._note_left(ranks)
         for rank in ranks:
             failure = rank.failure
-            # The watchdog's thread is none of the reader's.
+            # The watchdog's thread is none of the user's.
             thread = "main" if was_aborted_by_watchdog(rank) else "current"
             frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
             if rank.ended_by_us and (self._is_failure_asked or self._is_new(self._texts_s.get(rank.rank))):
@@ -290,7 +290,7 @@ class StackQuery(RunObserver):
         return mismatch.explain(culprit, cause, ranks, calls)
 
     def look(self, silent_s: float) -> None:
-        """Ask ranks where they are, though the reader has not.
+        """Ask ranks where they are, though you have not.
 
         That is: after another has failed, before they are ended for it, because one that waits for a third would hear
         of its end only later; when one has gone and another may wait for it; and when no rank has logged anything for
@@ -360,7 +360,7 @@ class StackQuery(RunObserver):
             return True
         self._stuck, self._stuck_notice = "", ""
         if found is not None and found[:2] == (self._found_stuck or ())[:2]:
-            if self._is_cell:  # its ranks keep what they hold; whoever waits may interrupt it
+            if self._is_cell:  # its ranks keep what they hold; who waits may interrupt it
                 self._stuck_notice = found[1]
             else:
                 run.note(CannotGoOn(found[0], *found[1:]))

@@ -66,13 +66,13 @@ class RunState:
         self.recorded = History(world_size)
         """What was logged, in the form that charts draw."""
         self.notice = ""
-        """What whoever carries the ranks says of all of them."""
+        """What the launcher says of all of them."""
         self.warned: dict[tuple[int, str], str] = {}
         """What went wrong without ending the run, by rank (-1: of all) and topic."""
         self.attempt = 0
         """How often all ranks have been started again."""
         self.ended: Diagnosis | None = None
-        """Why whoever carries the ranks has ended them, if for a reason that is no rank's own."""
+        """Why the launcher has ended them, if for a reason that is no rank's own."""
         self.has_failed = False
         """Whether a rank has failed for another reason than that the run was asked to stop."""
         self.stop_asked = False
@@ -99,7 +99,7 @@ class RunState:
         for texts in by_topic.values():
             found += texts[:WARNINGS]
             if (more := len(texts) - WARNINGS) > 0:
-                found.append(f"likewise {more:,} more rank{'' if more == 1 else 's'}")
+                found.append(f"{more:,} more ranks report the same" if more > 1 else "1 more rank reports the same")
         return found
 
     @property
@@ -139,7 +139,7 @@ class RunState:
         self.has_failed, self.end_by_s = True, now_s
 
     def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
-        """Note that whoever carries the ranks has ended them; `rank` is the one that it happened to, or -1."""
+        """Note that the launcher has ended them; `rank` is the one that it happened to, or -1."""
         self.ended = Diagnosis(rank if rank >= 0 else None, headline, cause, [], page)
 
     def take(self, event: events.Event, now_s: float, since_launch_s: float, ended_by_us: bool = False) -> None:

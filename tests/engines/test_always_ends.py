@@ -123,7 +123,7 @@ SAYS = {
     "raises": "rank 1 failed: ValueError: bad batch",
     "dies early": r"rank 1 .*\(exit code 3\)",
     "sends garbage": "rank 1 failed while what it sent was being read in the notebook: b'garbage' is not the beginning",
-    "sends nonsense": "labkit could not follow the ranks any longer: ",
+    "sends nonsense": "labkit lost track of the ranks: ",
     "cannot read its job": "failed while receiving its job: AttributeError: what the kernel has, and the rank has not",
     # Seen by the notebook, or by the rank itself once something is asked of it.
     "closes everything": r"ConnectionError: its channel has ended, and it goes on|rank 1 .*\(exit code 1\)",

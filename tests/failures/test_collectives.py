@@ -112,7 +112,7 @@ CASES = {
     "order against order": (
         [waits(0, pending(1), pending(2, "broadcast")), waits(1, pending(1, "broadcast"), pending(2))],
         [],
-        "ranks differ in call #1 of the default group (the same calls in another order): rank 0 is in all_reduce #1 "
+        "ranks differ in call #1 of the default group: rank 0 is in all_reduce #1 "
         "(float32 [1]) at Cell In[3], line 14; rank 1 is in broadcast #1 (float32 [1]) at Cell In[3], line 14",
     ),
     "a group of some": (

@@ -346,7 +346,7 @@ def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
 
 def test_a_rank_killed_while_others_may_have_run_out_of_memory_is_said_to_have_perhaps():
     diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, out_of_memory="perhaps")])
-    assert diagnosis.headline == "rank 1 was killed (SIGKILL), perhaps by the system for want of memory"
+    assert diagnosis.headline == "rank 1 was killed (SIGKILL), perhaps because the system was out of memory"
     assert "they may have been others: dmesg names them" in diagnosis.cause
     assert diagnosis.page == "out_of_memory"
 

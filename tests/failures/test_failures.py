@@ -94,7 +94,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, where, 
 
 @pytest.fixture
 def counts(tmp_path, monkeypatch):
-    """A cgroup and a machine that have killed nothing for want of memory so far."""
+    """A cgroup and a machine that have killed nothing because memory ran out so far."""
     monkeypatch.setattr(memory, "OutOfMemoryKills", functools.partial(OutOfMemoryKills, fake_system.v2(tmp_path)))
     return tmp_path
 
@@ -114,7 +114,7 @@ def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
         labkit.launch(dies, "SIGKILL", counts, cgroup=1, host=1, world_size=2, live=False)
     error = failure.value
     assert str(error).startswith(
-        "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 0 or later"
+        "rank 1 was killed by the system: out of memory (SIGKILL), after logging step 0 or later"
     )
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"

@@ -45,10 +45,8 @@ def test_an_error_of_labkits_own_is_the_runs_error_and_what_had_come_is_kept():
     with pytest.raises(WorkerFailed) as failure:
         run.wait(LONG_S)
     assert (run.status, failure.value.rank) == ("failed", None)
-    assert str(failure.value).startswith(
-        "labkit could not follow the ranks any longer: OSError: [Errno 28] No space left on device"
-    )
-    assert "The ranks were ended, for nobody follows them any longer" in failure.value.cause
+    assert str(failure.value).startswith("labkit lost track of the ranks: OSError: [Errno 28] No space left on device")
+    assert "The ranks were ended, because nobody follows them any more" in failure.value.cause
     assert "poll" in failure.value.cause, "with the lines that raised it"
     assert engine.calls[-2:] == ["kill", "close"]
     assert run.recorded.progress(0).last_step == 0
@@ -71,7 +69,7 @@ def test_an_error_in_letting_go_of_the_ranks_is_not_hidden_either(monkeypatch):
     run = going(engine)
     engine.arrived.put(events.Stopped(0))
     engine.arrived.put(events.Exit(0, 0))
-    with pytest.raises(WorkerFailed, match="could not follow the ranks any longer: IndexError"):
+    with pytest.raises(WorkerFailed, match="lost track of the ranks: IndexError"):
         run.wait(LONG_S)
 
 

@@ -105,10 +105,6 @@ def raises(error):
     return fault
 
 
-class Junk:
-    """What no method of an observer returns."""
-
-
 def broken(method, fault):
     """An observer of which one method has a fault."""
     return type("Broken", (RunObserver,), {"title": "broken observer", method: fault})()
@@ -157,13 +153,6 @@ def test_whatever_an_observer_raises_the_run_ends_as_it_would(method, error, ask
     assert method in other.asked, "the others are asked all the same"
 
 
-def test_an_observer_that_returns_no_job_is_switched_off():
-    run = run_with([broken("begin", lambda *_: Junk())], "finishes")
-    assert_ended(run, "finishes")
-    assert len(run.warnings) == 1
-    assert "labkit's own broken observer failed" in run.warnings[0]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_an_observer_that_takes_its_time_does_not_keep_a_run_from_ending(method, asked):
     end = end_with(method, asked)
@@ -187,22 +176,6 @@ def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
         observers.tell(lambda each: each.look(0.0))
     assert observers == [observer]
     assert observers.failed == []
-
-
-def test_an_observer_that_fails_in_two_threads_is_named_once():
-    both = threading.Barrier(2)
-
-    def fault(self, *_):
-        both.wait(LONG_S)
-        raise RuntimeError("injected")
-
-    observers = Observers([broken("look", fault)])
-    threads = [threading.Thread(target=observers.tell, args=(lambda each: each.look(0.0),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_S)
-    assert len(observers.failed) == 1
 
 
 # Those that there are

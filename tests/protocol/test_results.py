@@ -125,7 +125,7 @@ def test_results_of_many_ranks_that_cannot_be_loaded_are_said_in_few_lines(monke
     blob, _ = of_a_gone_module(monkeypatch)
     run = returned(*[blob] * 30)
     assert len(run.warnings) == 4
-    assert run.warnings[-1] == "likewise 27 more ranks"
+    assert run.warnings[-1] == "27 more ranks report the same"
 
 
 def exits_the_notebook():
