@@ -37,6 +37,7 @@ GUIDE = (
     "recipes",
     "clusters",
     "lessons",
+    "mistakes",
     "figures",
     "limits",
 )
