@@ -80,7 +80,8 @@ class _Calls:
 
     def curve(self, name: str) -> Points:
         at, values = self.values.get(name, ((), ()))
-        return np.array(self.steps, np.int64)[np.array(at, np.int64)], np.array(values, np.float64)
+        steps = np.array(self.steps, np.int64)
+        return steps if len(at) == len(steps) else steps[np.array(at, np.int64)], np.array(values, np.float64)
 
 
 class History:
@@ -90,6 +91,8 @@ class History:
         self.world_size = world_size
         self.version = 0
         """Another number whenever there is something new to draw."""
+        self.is_finite = True
+        """Whether no NaN or Inf has ever come."""
         self._of_ranks = [_Calls() for _ in range(world_size)]
         self._names: dict[str, None] = {}
         self._lock = threading.Lock()
@@ -100,6 +103,7 @@ class History:
         """Take one batch of log calls."""
         with self._lock:
             self.version += 1
+            self.is_finite = self.is_finite and bool(np.isfinite(log.values).all())
             calls, width = self._of_ranks[log.rank], len(log.names)
             numbers = array("q", range(len(calls.steps), len(calls.steps) + len(log.steps)))
             calls.steps.extend(log.steps)

@@ -34,7 +34,7 @@ class NotFinite(NamedTuple):
 def first(history: History) -> NotFinite | None:
     """Return the NaN or Inf of the earliest step, there of the lowest rank; None if there is none."""
     found = []
-    for name in history.names:
+    for name in [] if history.is_finite else history.names:
         for rank in range(history.world_size):
             steps, values = history.curve(name, rank)
             bad = np.flatnonzero(~np.isfinite(values))
