@@ -222,8 +222,8 @@ BEFORE = {
     "07_model_parallel": ("two_stages", "def first_stage"),
     "08_pipeline": ("bubble", 'course.mine("bubble"'),
     "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
+    "10_compare": ("break_even", 'course.mine("break_even"'),
     "22_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
-    "10_compare": ("break_even", "/ (2 * weight_bytes)"),
     "12_when_parallel_equals_serial": ("batch_norm_statistics", "class GatheredBatchNorm"),
     "12_when_parallel_equals_serial: accumulate": ("accumulate", "model.no_sync()"),
 }

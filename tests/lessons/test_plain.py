@@ -107,6 +107,16 @@ def test_a_script_is_shown_from_its_file(tmp_path, monkeypatch):
         course.script("b.py", "")
 
 
+def test_a_diff_has_what_a_script_adds_to_that_of_an_earlier_lesson(tmp_path):
+    lesson = FOLDER / "00_start_here.ipynb"
+    (source,) = (c.source for c in nbformat.read(lesson, as_version=4).cells if c.source.startswith("%%writefile"))
+    before = source.split("\n", 1)[1]
+    (tmp_path / "train.py").write_text(before.replace("import os\n", "import os\nimport <b>\n"))
+    shown = course.diff(lesson, tmp_path / "train.py")
+    assert [line for line in repr(shown).splitlines() if line[0] in "+-"] == ["+import <b>"]
+    assert "+import &lt;b&gt;" in shown._repr_html_()
+
+
 @pytest.mark.parametrize("script", PLAIN, ids=[script.stem for script in PLAIN])
 def test_a_script_that_shares_out_a_batch_refuses_one_that_does_not_divide(script):
     source = script.read_text()
