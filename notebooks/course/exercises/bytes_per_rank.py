@@ -58,7 +58,8 @@ def trial(
     state: int,
 ) -> None:
     """Call it, and compare it with sums of parts."""
-    found = t.call(parameters, dp, tp, pp, zero_stage, weight, gradient, state)
+    sizes = () if (weight, gradient, state) == (2, 2, 12) else (weight, gradient, state)  # its own, by default
+    found = t.call(parameters, dp, tp, pp, zero_stage, *sizes)
     t.require(isinstance(found, (float, int)), f"returned a {type(found).__name__}, expected a float")
     sharded = (zero_stage >= 3, zero_stage >= 2, zero_stage >= 1)
     each = (weight, gradient, state)
