@@ -30,7 +30,7 @@ LIMIT_BYTES = 400_000
 """Greatest size of an executed notebook: what a code host shows without delay."""
 
 
-COLD = ("00_start_here", "02_from_a_cell_to_ranks")
+COLD = ("00_start_here", "02_from_a_cell_to_ranks", "16_pitfalls_starting")
 """Lessons about what it takes to start processes: theirs begin as a reader's do."""
 
 TRIALS = 3
