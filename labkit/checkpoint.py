@@ -96,10 +96,11 @@ class Checkpoint:
 
     An object has `state_dict` and `load_state_dict`, or is a `torch.Generator`, or a dict, which is filled in place.
     `DistributedDataParallel`, `nn.DataParallel` and `torch.compile` are unwrapped: no key begins with `module.`. An
-    object is saved once if all ranks hold the same, and for each rank if they do not. (Of the buffers that DDP
-    broadcasts, rank 0's are everybody's.) Sharded tensors (`fully_shard`, `parallelize_module`) are saved piece by
-    piece, and resume on another number of ranks. Saved besides: each rank's random states (Python's, NumPy's if
-    imported, PyTorch's, CUDA's if used), and how far `batches` has come.
+    object is saved once if all ranks hold the same, and for each rank if they do not. (Of a DDP model rank 0's weights
+    and buffers are everybody's, unless it has a communication hook or broadcasts no buffers.) Sharded tensors
+    (`fully_shard`, `parallelize_module`) are saved piece by piece, and resume on another number of ranks. Saved
+    besides: each rank's random states (Python's, NumPy's if imported, PyTorch's, CUDA's if used), and how far `batches`
+    has come.
 
     Args:
         folder: where checkpoints are kept; made if missing. On several nodes, a file system that they share, with
@@ -121,6 +122,8 @@ class Checkpoint:
     def __init__(self, folder: str | Path, /, *, keep: int = 3, **objects: Any) -> None:
         if keep < 1:
             raise ValueError(f"keep is how many checkpoints to keep, at least 1; got {keep!r}")
+        if not objects:
+            raise ValueError("a Checkpoint needs something to save: Checkpoint(folder, model=model, optimizer=…)")
         for name, thing in objects.items():
             if not isinstance(thing, (dict, torch.Generator)) and not hasattr(thing, "load_state_dict"):
                 raise TypeError(
@@ -131,8 +134,7 @@ class Checkpoint:
         self.epoch = self.step = 0
         grouped = dist.is_available() and dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-        self._replicated = {name for name, thing in objects.items() if _is_replicated(thing)}
-        self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
+        self._given, self._objects = objects, {name: _unwrapped(thing) for name, thing in objects.items()}
         self._position = 0
         """Batches of the current epoch that were given …"""
         self._epoch_begun = 0
@@ -376,7 +378,7 @@ class Checkpoint:
             is_elsewhere = is_gathered and self.rank != 0
             state[name] = {} if is_elsewhere else _mapped(_state_of(thing), sort_out, (name,))
             _check_readable(name, state[name])
-            if self.world_size > 1 and not is_gathered and name not in self._replicated:
+            if self.world_size > 1 and not is_gathered and not _is_replicated(self._given[name]):
                 digests[name] = _digest(state[name], shards, name)
         return _Draft(self._make_aside() if self.rank == 0 else None, digests, bool(shards))
 
@@ -492,6 +494,8 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
         raise CheckpointError(f"{saved.damage}. {offer}")
     if damage:
         warnings.warn(f"{damage}. This is {saved.path} instead", stacklevel=2)
+    if not 0 <= rank < saved.world_size:
+        raise ValueError(f"{saved.path} was saved by ranks 0 to {saved.world_size - 1}; there is no rank {rank}")
     state: dict[str, Any] = _read(saved.path, rank, _about(saved.path), {})["state"]
     return state
 
@@ -578,9 +582,12 @@ def _unwrapped(thing: Any) -> Any:
 
 
 def _is_replicated(thing: Any) -> bool:
-    """Whether DDP keeps all ranks alike: it averages gradients, and sends rank 0's buffers before each forward pass."""
+    """Whether DDP keeps all ranks alike: it averages gradients, and sends rank 0's buffers before each forward pass.
+
+    A communication hook may average less often, or among some ranks (`post_localSGD_hook`).
+    """
     ddp = getattr(thing, "_orig_mod", thing) if isinstance(thing, nn.Module) else thing
-    if not isinstance(ddp, DistributedDataParallel) or ddp.parameters_to_ignore:
+    if not isinstance(ddp, DistributedDataParallel) or ddp.parameters_to_ignore or ddp._comm_hooks:
         return False
     return ddp.broadcast_buffers and dist.get_world_size(ddp.process_group) == dist.get_world_size()
 

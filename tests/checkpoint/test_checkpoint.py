@@ -308,6 +308,8 @@ def test_what_could_not_be_read_back_is_refused_when_saving(value, tmp_path):
 def test_arguments_of_no_use_are_refused(tmp_path):
     with pytest.raises(ValueError, match="keep is how many checkpoints to keep, at least 1; got 0"):
         labkit.Checkpoint(tmp_path, keep=0, model=nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="needs something to save"):
+        labkit.Checkpoint(tmp_path)
     with pytest.raises(TypeError, match=r"epoch is a int, which has no state_dict\(\)"):
         labkit.Checkpoint(tmp_path, epoch=3)
     checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
@@ -317,6 +319,9 @@ def test_arguments_of_no_use_are_refused(tmp_path):
         with pytest.raises(CheckpointError, match=r"save\(best=…\): a value is plain numbers, texts"):
             checkpoint.save(best=value)
     assert list(tmp_path.iterdir()) == []
+    checkpoint.save()
+    with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
+        load(tmp_path, rank=1)
 
 
 # With ranks
@@ -372,6 +377,12 @@ def take_steps(model, optimizer, batch, steps):
         optimizer.zero_grad()
 
 
+def gradients_of_its_own(rank, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer() * (1 - 2 * rank))
+    return future
+
+
 def shard_and_step(worker, folder, kind, steps):
     """Resume, take some steps on the same batch on every rank, save; give the whole weights before and after."""
     from torch.distributed.fsdp import fully_shard
@@ -384,6 +395,10 @@ def shard_and_step(worker, folder, kind, steps):
         for layer in (model[0], model[2]):
             fully_shard(layer)
         fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    elif kind == "not averaged yet":  # as `post_localSGD_hook` does between two averages
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(worker.rank, gradients_of_its_own)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     elif kind == "ZeRO-1":
         model = DistributedDataParallel(model)
@@ -404,7 +419,7 @@ def shard_and_step(worker, folder, kind, steps):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each"])
+@pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each", "not averaged yet"])
 def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
     def step(folder, world_size, steps):
         return launch(shard_and_step, tmp_path / folder, kind, steps, world_size=world_size, on=ranks)
@@ -414,7 +429,8 @@ def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
     same = [load(tmp_path / "parts", rank=rank)["model"] for rank in range(2)]
     assert resumable.fingerprint(*same) == resumable.fingerprint(*first)
     assert resumable.fingerprint(*step("parts", 2, 1)) == expected
-    if kind == "a part each":
+    if kind in ("a part each", "not averaged yet"):
+        assert resumable.fingerprint(same[0]) != resumable.fingerprint(same[1])
         said = "ranks held different parts of model, optimizer, so it takes 2 ranks to resume; there are 1"
         with pytest.raises(labkit.WorkerFailed, match=said):
             step("parts", 1, 1)
