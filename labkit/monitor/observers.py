@@ -6,8 +6,8 @@ as with trio's Instruments: what it raises is logged, it is called no more, and 
 
 from __future__ import annotations
 
-import functools
 import logging
+import operator
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -77,14 +77,10 @@ class Observers(list[RunObserver]):
     def begin(self, job: Job) -> Job:
         """Return the job as it is to start."""
         for observer in self.copy():
-            job = self.ask(observer, functools.partial(_begin, job), job)
+            job = self.ask(observer, operator.methodcaller("begin", job), job)
         return job
 
     def tell(self, call: Callable[[RunObserver], object]) -> None:
         """Call a method of each."""
         for observer in self.copy():
             self.ask(observer, call, None)
-
-
-def _begin(job: Job, observer: RunObserver) -> Job:
-    return observer.begin(job)

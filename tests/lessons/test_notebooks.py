@@ -32,7 +32,7 @@ def outputs(notebook):
 
 
 def number(lesson):
-    """ "16c", of a lesson's file."""
+    """ "16b", of a lesson's file."""
     return lesson.stem.split("_")[0]
 
 

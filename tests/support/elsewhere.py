@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import time
@@ -218,23 +217,3 @@ def where(worker):
     """Return which rank this is, on which node, and what it has of a launcher's and the caller's variables."""
     names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
     return worker.rank, worker.world_size, {name: os.environ.get(name) for name in names}
-
-
-def import_it(worker, name):
-    """Return the VALUE of a module."""
-    return importlib.import_module(name).VALUE
-
-
-def list_folder(worker):
-    """Return the rank's working folder, and what is there that has not been made by Python."""
-    return os.getcwd(), sorted(name for name in os.listdir() if name != "__pycache__")
-
-
-def return_when_stopped(worker):
-    """Log until asked to stop; then return all the same."""
-    try:
-        for step in range(10**6):
-            worker.log(step, waits=1.0)
-            time.sleep(0.05)
-    except labkit.Stopped:
-        return "what there was"

@@ -248,7 +248,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def with_port_known(start_raylet):
-    """Return what starts a raylet once the port that it waits for, though it was given, is where it looks for it."""
+    """Return `start_raylet`, which first writes the port file that a raylet waits for even if it was given the port."""
     from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
 
     def start(*args, **options):

@@ -31,7 +31,7 @@ LIMIT_BYTES = 400_000
 
 
 COLD = ("00_start_here", "02_from_a_cell_to_ranks", "16_pitfalls_starting")
-"""Lessons about what it takes to start processes: theirs begin as a reader's do."""
+"""Lessons about what it takes to start processes: theirs begin as a user's do."""
 
 TRIALS = 3
 """How often a kernel may die as it starts."""
