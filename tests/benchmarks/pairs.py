@@ -1,0 +1,147 @@
+"""Measure launch, relaunch, Stop, failure and logging of two checkouts in pairs: what has a change made slower?
+
+Each pair runs this file in fresh processes, once with each checkout's labkit and environment, in turn.
+
+    python tests/benchmarks/pairs.py /path/to/the/other/checkout --pairs 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAUSE_S = 2.5
+"""Between two launches: what stands by for the next is being made meanwhile."""
+
+
+def little(worker: Any) -> int:
+    """Return at once."""
+    return int(worker.rank)
+
+
+def training(worker: Any) -> None:
+    """Log for minutes."""
+    for step in range(100_000):
+        time.sleep(0.002)
+        worker.log(loss=1 / (step + 1))
+
+
+def stuck(worker: Any) -> None:
+    """Log once, and never again."""
+    worker.log(loss=1.0)
+    while True:
+        time.sleep(0.1)
+
+
+def fails(worker: Any) -> None:
+    """Fail on rank 1."""
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        raise ValueError("as it is meant to")
+
+
+def log_s(worker: Any, pairs: int = 400, step_s: float = 0.001) -> float:
+    """Return what a log call costs beside a step of 1 ms: the median of many steps with one less that without."""
+
+    def step(log: Callable[[], object] | None = None) -> float:
+        began_s = time.perf_counter()
+        while time.perf_counter() < began_s + step_s:
+            pass
+        if log is not None:
+            log()
+        return time.perf_counter() - began_s
+
+    both = [(step(), step(lambda: worker.log(loss=0.5))) for _ in range(pairs)]
+    plain_s, logged_s = zip(*both, strict=True)
+    return statistics.median(logged_s) - statistics.median(plain_s)
+
+
+def repeated_log_s(worker: Any) -> list[float]:
+    """Return it from 12 repetitions."""
+    return [log_s(worker) for _ in range(12)]
+
+
+def measure() -> dict[str, float]:
+    """Return the seconds that each takes with the labkit that is imported here."""
+    import labkit
+
+    def launched(function: Callable[..., Any]) -> float:
+        began_s = time.perf_counter()
+        with contextlib.suppress(labkit.WorkerFailed):
+            labkit.launch(function, world_size=2, live=False)
+        took_s = time.perf_counter() - began_s
+        time.sleep(PAUSE_S)
+        return took_s
+
+    def stopped(function: Callable[..., Any]) -> float:
+        run = labkit.launch(function, world_size=2, live=False, wait=False)
+        while any(run.progress(rank)[0].last_step is None for rank in range(2)):
+            time.sleep(0.01)
+        time.sleep(0.3)
+        began_s = time.perf_counter()
+        run.stop()
+        run.over.wait(60)
+        took_s = time.perf_counter() - began_s
+        time.sleep(PAUSE_S)
+        return took_s
+
+    return {
+        "first launch": launched(little),
+        "relaunch": statistics.median(launched(little) for _ in range(8)),
+        "Stop, training": statistics.median(stopped(training) for _ in range(3)),
+        "Stop, stuck": statistics.median(stopped(stuck) for _ in range(2)),
+        "failure": statistics.median(launched(fails) for _ in range(5)),
+        **logging(),
+    }
+
+
+def logging() -> dict[str, float]:
+    """Return the seconds of a log call in the fastest of 12 repetitions: on a shared machine it varies tenfold."""
+    import labkit
+
+    return {"a log call": min(labkit.launch(repeated_log_s, world_size=1, live=False).results[0])}
+
+
+def of(root: Path, what: str) -> dict[str, float]:
+    """Measure with the labkit and the environment of a checkout."""
+    command = [root / ".venv/bin/python", Path(__file__), "--child", what]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Print each figure of both, and the ratios of the pairs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?")
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--only-logging", action="store_true")
+    parser.add_argument("--child", choices=("logging", "measure"))
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(logging() if given.child == "logging" else measure()))
+        return
+    what = "logging" if given.only_logging else "measure"
+    found: dict[Path, list[dict[str, float]]] = {given.other: [], ROOT: []}
+    for number in range(given.pairs):
+        for root in (given.other, ROOT) if number % 2 == 0 else (ROOT, given.other):
+            found[root].append(of(root, what))
+    for title in found[ROOT][0]:
+        before, now = ([each[title] for each in found[root]] for root in (given.other, ROOT))
+        ratios = ", ".join(f"{b / a:.2f}" for a, b in zip(before, now, strict=True))
+        a, b = statistics.median(before), statistics.median(now)
+        print(f"{title}: {a:.6f} and {b:.6f} s, {b / a:.2f} ×; by pair {ratios}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
