@@ -32,7 +32,7 @@ FACTS = {
         frozenset({"13", "15"}),
     ),
     "gloo's reduce-scatter": Fact(
-        "gloo's reduce-scatter is a whole all-reduce, of which each rank keeps its part",
+        "gloo's reduce-scatter is a whole all-reduce, and each rank then keeps its part",
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
         frozenset({"09", "21", "22"}),
     ),
