@@ -112,11 +112,11 @@ FAULTS = {
     "fails in a thread": Fault(
         """\
         def load():
-            raise ValueError("no more batches")  # FAULT
+            raise ValueError("no more batches")  # Python prints it: it is in the rank's output
         threading.Thread(target=load).start()
-        queue.Queue().get()""",
+        queue.Queue().get()  # FAULT""",
         "stall_s",
-        said="ended by ValueError: no more batches",
+        said="and it is in queue.Queue().get at",
     ),
     "fails in a hook": Fault(
         """\
