@@ -624,11 +624,11 @@ def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(cold_
     notebook.run(SPIN)
     notebook.run("""
         from labkit.engines import spawn
-        def slow(count, _spawn=spawn._spawn):
+        def slow(*how, _spawn=spawn._spawn):
             spawn._spawn = _spawn
             print("no process yet", flush=True)
             time.sleep(0.5)
-            return _spawn(count)
+            return _spawn(*how)
         spawn._spawn = slow
     """)
     cell = notebook.start("labkit.launch(spin)")
