@@ -23,28 +23,28 @@ FACTS = {
         "with `batch_size // world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch "
         "has more steps.",
         r"\b126 images",
-        frozenset({"11", "16"}),
+        frozenset({"09", "17"}),
     ),
     "sigterm": Fact(
         "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "
         "(`KillWait`)",
         r"KillWait|cluster sends",
-        frozenset({"13", "15"}),
+        frozenset({"14", "15"}),
     ),
     "gloo's reduce-scatter": Fact(
         "gloo's reduce-scatter is a whole all-reduce, and each rank then keeps its part",
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
-        frozenset({"09", "21", "22"}),
+        frozenset({"19", "20", "21"}),
     ),
     "zero-1": Fact(
         "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "
         "of the parameters; ZeRO-1 as published sends as much as DDP, a reduce-scatter and an all-gather",
         r"`ZeroRedundancyOptimizer` sends",
-        frozenset({"09", "21"}),
+        frozenset({"19", "20"}),
     ),
     "bubble": Fact(
         "ranks idle for (p − 1) / (m + p − 1) of the time",
         r"\(p − 1\) / \(m \+ p − 1\)",
-        frozenset({"08", "24"}),
+        frozenset({"06", "23"}),
     ),
 }

@@ -1,4 +1,4 @@
-"""Runs that are meant to hang: launched, reported and drawn. Shared by lessons 14 and 14c."""
+"""Runs that are meant to hang: launched, reported and drawn. Shared by lessons 12 and 13."""
 
 from __future__ import annotations
 

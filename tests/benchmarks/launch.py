@@ -2,7 +2,7 @@
 
 Every figure is a ratio within one run, or said with its spread; nothing here is a test.
 
-1. Lesson 06's job (DDP, ConvNet, 2 ranks, 2 epochs) by `labkit.launch` against the same function under a bare
+1. Lesson 04's job (DDP, ConvNet, 2 ranks, 2 epochs) by `labkit.launch` against the same function under a bare
    `mp.spawn` script, from launch to end: the ratio of medians of interleaved repeats.
 2. The share of `finished` in a row of launches.
 3. What one `worker.log` call costs against a step of 1 ms, paired in one run.
@@ -38,7 +38,7 @@ BATCH_SIZE, LR, EPOCHS, WORLD_SIZE = 48, 0.03, 2, 2
 
 
 def job(rank: int, world_size: int, dataset: str, root: str | None, log: Any) -> float:
-    """Train as lesson 06 does; give the test accuracy."""
+    """Train as lesson 04 does; give the test accuracy."""
     train_set, test_set = course.datasets.load(dataset, root)
     sampler = DistributedSampler(train_set, seed=0, drop_last=True)
     loader = DataLoader(train_set, BATCH_SIZE // world_size, sampler=sampler, drop_last=True)

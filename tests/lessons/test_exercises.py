@@ -84,7 +84,7 @@ def test_an_exercise_is_whole(name):
     assert 2 <= len(lines) <= 9
     assert exercise.solution.__doc__
     assert exercise.try_out is not None
-    assert re.fullmatch(r"\d\d[a-z]?", exercise.lesson)
+    assert re.fullmatch(r"\d\d", exercise.lesson)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -134,7 +134,7 @@ def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name
 @pytest.mark.notebook
 @pytest.mark.wide
 def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
-    executed = nbformat.read(execute(FOLDER / "04_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
+    executed = nbformat.read(execute(FOLDER / "02_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
     shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "course.check" in cell.source]
     assert len(shown) == 1
     assert all("unsolved: the notebook runs with answers = 'none'" in output.data["text/plain"] for output in shown)
@@ -582,13 +582,13 @@ def test_a_prediction_is_answered_by_the_run(in_a_folder):
 
 def test_a_prediction_can_be_left_to_another_lesson_and_its_buttons_become_text(in_a_folder):
     guess = course.predict("How long is a step?", "as long", "longer")
-    assert guess.postpone("Lesson 10") == "How long is a step? Lesson 10 answers; you made no prediction"
+    assert guess.postpone("Lesson 07") == "How long is a step? Lesson 07 answers; you made no prediction"
     guess.say("longer")
     shown = types.SimpleNamespace(update=lambda content, raw: setattr(shown, "content", content))
     text, buttons = types.SimpleNamespace(), types.SimpleNamespace()
     box = types.SimpleNamespace(children=(text, buttons))
     guess._shown = [(shown, box)]
-    assert guess.postpone("Lesson 10").endswith("you said longer")
+    assert guess.postpone("Lesson 07").endswith("you said longer")
     assert "font-weight:bold" in shown.content["text/html"]
     assert "button" not in shown.content["text/html"]
     assert box.children == (text,), "nor in the widget, which a page shows after a reload"
@@ -614,7 +614,7 @@ def test_progress_survives_and_is_reset_on_request(in_a_folder):
     progress.note("bubble", False)
     assert progress.solved() == {"bubble"}, "once solved, it stays so"
     assert progress.load()["exercises"]["bubble"]["tries"] == 3
-    assert progress.of_lesson("08") == (1, 2)
+    assert progress.of_lesson("06") == (1, 2)
     progress.note_prediction("Which?", True)
     progress.note_prediction("Which?", False)
     assert exercises.predicted() == (1, 1), "the first counts"

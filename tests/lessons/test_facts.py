@@ -122,7 +122,7 @@ def test_every_mistake_of_the_five_texts_has_its_place():
 
 
 def test_each_pitfall_has_a_question_its_code_what_it_does_and_the_right_form():
-    for lesson in ("16", "16b"):
+    for lesson in ("17", "18"):
         cells = {cell.id: cell for cell in NOTEBOOKS[lesson].cells}
         asked = [name.removesuffix("-asked") for name in cells if name.endswith("-asked")]
         assert len(asked) == 12
@@ -133,12 +133,12 @@ def test_each_pitfall_has_a_question_its_code_what_it_does_and_the_right_form():
         assert parts == [f"{name}{part}" for name in asked for part in ("-asked", "", "-told", "-right")]
 
 
-def test_pytorchs_context_parallel_gathers_by_default_as_lesson_23_says():
+def test_pytorchs_context_parallel_gathers_by_default_as_lesson_22_says():
     options = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
     if not torch.distributed.is_available():
         pytest.skip("no torch.distributed")
     assert options._cp_options.rotate_method is options._RotateMethod.ALL_GATHER
-    text = " ".join(cell.source for cell in NOTEBOOKS["23"].cells)
+    text = " ".join(cell.source for cell in NOTEBOOKS["22"].cells)
     assert "*all-gathers* keys and values" in " ".join(text.split())
 
 
@@ -146,8 +146,8 @@ C10D = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
 
 
 @pytest.mark.skipif(not (C10D / "nccl2").is_dir(), reason="PyTorch before 2.15 has one implementation of nccl")
-def test_the_variables_for_nccl_are_read_by_the_implementation_that_lesson_14_says():
-    lesson = " ".join(c.source for c in NOTEBOOKS["14"].cells if c.cell_type == "markdown")
+def test_the_variables_for_nccl_are_read_by_the_implementation_that_lesson_12_says():
+    lesson = " ".join(c.source for c in NOTEBOOKS["12"].cells if c.cell_type == "markdown")
     names = set(re.findall(r"`(TORCH_(?:NCCL|FR|DIST)_\w+)", lesson))
     headers = "".join((C10D / name).read_text("utf-8") for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp"))
     registers = inspect.getsource(torch.distributed.distributed_c10d)

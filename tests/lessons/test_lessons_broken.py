@@ -13,102 +13,102 @@ from tests.support.tiers import few
 from tests.tools.run_notebooks import FOLDER, execute
 
 BROKEN = {
-    "02_from_a_cell_to_ranks": (
+    "11_from_a_cell_to_ranks": (
         "mp.spawn(train, nprocs=world_size)",
         "mp.spawn(print, nprocs=world_size)",
         "plain mp.spawn fails from a cell",
     ),
-    "14b_who_is_late: no helpers": (
+    "10_who_is_late: no helpers": (
         "DataLoader(Slow(), batch_size=5, num_workers=num_workers, **several)",
         "DataLoader(Slow(), batch_size=5)",
         "loader processes load at the same time",
     ),
-    "14b_who_is_late: two for one": (
+    "10_who_is_late: two for one": (
         "num_workers=num_workers, **several",
         "num_workers=2 * num_workers, **several",
         "one worker loads one at a time",
     ),
-    "03_collectives": (
+    "01_collectives": (
         "range(2 * (world_size - 1))",
         "range(2 * (world_size - 1) - 1)",
         "the ring ends with the sum on every rank",
         {"world_size": 2},
     ),
-    "03_collectives: fewer bytes": (
+    "01_collectives: fewer bytes": (
         "torch.zeros(size_bytes // 4,",
         "torch.zeros(2**22 // size_bytes,",
         "a byte costs something",
         {"world_size": 2},
     ),
-    "03_collectives: another place": (
+    "01_collectives: another place": (
         "list(x.split(1))",
         "list(x.flip(0).split(1))",
         "scatter: rank r gets piece r",
         {"world_size": 2},
     ),
-    "04_data_parallel": (
+    "02_data_parallel": (
         "on_device[0] += [*total, *state]",
         "on_device[1] += [*total, *state]",
         "the first device holds more",
         {"steps": 8},
     ),
-    "04_data_parallel: not counted": (
+    "02_data_parallel: not counted": (
         "on_device[0] += [*total, *state]",
         "on_device[0] += [*total]",
         "the first device holds more",
         {"steps": 8},
     ),
-    "04_data_parallel: buffers copied": (
+    "02_data_parallel: buffers copied": (
         "buffer.to(device, copy=True) if index else buffer",
         "buffer.clone()",
         "BatchNorm saw the first piece",
         {"steps": 8},
     ),
-    "05_ddp_by_hand": (
+    "03_ddp_by_hand": (
         "    flat /= dist.get_world_size()\n",
         "",
         "the three ways end with equal weights",
         {"epochs": 1, "rounds": 5},
     ),
-    "05_ddp_by_hand: few calls": (
+    "03_ddp_by_hand: few calls": (
         "seconds(average_each, plain)",
         "seconds(average_flat, plain)",
         "one by one takes at least three times as long",
         {"epochs": 1, "rounds": 20},
     ),
-    "06_ddp": (
+    "04_ddp": (
         "loss.backward()  # averages the gradients, too",
         "loss.backward()\n    optimizer.param_groups[0]['params'][0].grad.mul_(1 + dist.get_rank())",
         "weights are equal on all ranks",
         {"epochs": 1},
     ),
-    "06_ddp: one bucket": (
+    "04_ddp: one bucket": (
         "bucket_cap_mb=bucket_cap_mb",
         "bucket_cap_mb=25",
         "twelve layers, 12 buckets of 1 MiB",
     ),
-    "06_ddp: dealt out once": (
+    "04_ddp: dealt out once": (
         "self.epoch, self.seed",
         "0, self.seed",
         "set_epoch deals anew",
     ),
-    "06b_local_sgd": (
+    "26_local_sgd": (
         "if inner and step % inner == 0:",
         "if inner and step % 5 == 0:",
         "bytes within 5 % of the formula",
     ),
-    "06b_local_sgd: data alike": (
+    "26_local_sgd: data alike": (
         "order = labels.argsort() if is_sorted else torch",
         "order = torch",
         "with digits of their own further still",
     ),
-    "07_model_parallel": (
+    "05_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
         "cutting the network changes no number",
         {"steps": 12},
     ),
-    "07_model_parallel: waiting counted": (
+    "05_model_parallel: waiting counted": (
         """dist.recv(received, previous_rank)
     with clock("forward"):
 """,
@@ -118,117 +118,117 @@ BROKEN = {
         "each stage waits for the other",
         {"steps": 12},
     ),
-    "08_pipeline": (
+    "06_pipeline": (
         "gpipe, one_f_one_b = pipelining.ScheduleGPipe, pipelining.Schedule1F1B",
         'gpipe = pipelining.ScheduleGPipe\none_f_one_b = type("Schedule1F1B", (gpipe,), {})',
         "and the last stage one at a time",
         {"stage_ms": 20, "repeats": 1},
     ),
-    "08_pipeline: slow stages": (
+    "06_pipeline: slow stages": (
         "time.sleep(2 * context.forward_s)",
         "time.sleep(4 * context.forward_s)",
         "a piece lasts as long as the formula has it",
         {"stage_ms": 40, "repeats": 1},
     ),
-    "08_pipeline: another formula": (
+    "06_pipeline: another formula": (
         "on_ideal_devices(step, m) / ((m + p - 1)",
         "on_ideal_devices(step, m) / ((m + p)",
         "the order is worth what the formula says",
         {"stage_ms": 20, "repeats": 1},
     ),
-    "09_sharding": (
+    "19_sharding": (
         "mine(self.flat, gradient, momentum, lr, *self.ranks)",
         "mine(self.flat, gradient, momentum, lr / 2, *self.ranks)",
         "all end with DDP's weights",
         {"steps": 3},
     ),
-    "10_compare": (
+    "07_compare": (
         "dist.send(inputs.grad, 0)",
         "dist.send(inputs.grad / 2, 0)",
         "all compute the step of one process",
         {"steps": 14, "batch_size": 256},
     ),
-    "10_compare: no second copy": (
+    "07_compare: no second copy": (
         "model = DistributedDataParallel(model)",
         "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
         "and a second copy of the gradients",
         {"steps": 14, "batch_size": 256},
     ),
-    "10_compare: whole batches": (
+    "07_compare: whole batches": (
         "t.chunk(worker.world_size)[worker.rank] for t",
         "t for t",
         "each rank of DDP computes its part",
         {"steps": 14, "batch_size": 256},
     ),
-    "11_scaling": (
+    "09_scaling": (
         "share = split(batch, n)[worker.rank]",
         "share = batch // n",
         "no sample was lost",
         {"steps": 1, "repeats": 1},
     ),
-    "11_scaling: another batch": (
+    "09_scaling: another batch": (
         "np.dot(counts(*batch_of[key]), found)",
         "np.dot(counts(key[1], batch_size), found)",
         "points held back are within 35 %",
         {"steps": 1, "repeats": 1},
     ),
-    "11_scaling: no straggler": (
+    "09_scaling: no straggler": (
         "late = 1 + spread * slowest",
         "late = 1",
         "with a link that cannot be",
         {"steps": 1, "repeats": 1},
     ),
-    "12_when_parallel_equals_serial": (
+    "08_when_parallel_equals_serial": (
         "torch.stack(all_gather(own))",
         "own[None]",
         "statistics of all ranks do not",
     ),
-    "12_when_parallel_equals_serial: fewer images": (
+    "08_when_parallel_equals_serial: fewer images": (
         "DataLoader(train_part, batch // worker.world_size, sampler=sampler)",
         "DataLoader(train_part, batch // worker.world_size - 1, sampler=sampler, drop_last=True)",
         "the same images",
     ),
-    "13_checkpoint": (
+    "14_checkpoint": (
         "model=model, optimizer=optimizer, scheduler=scheduler",
         "model=model, scheduler=scheduler",
         "the resumed run ends with the bits of the run that was never killed",
     ),
-    "13_checkpoint: not copied": (
+    "14_checkpoint: not copied": (
         "    def stage(self, state_dict):\n        return state_dict",
         "    def stage(self, state_dict):\n        return __import__('copy').deepcopy(state_dict)",
         "staging is the copy",
     ),
-    "13_checkpoint: another step": (
+    "14_checkpoint: another step": (
         "return checkpoint.step",
         "return checkpoint.step - 1",
         "and it is saved",
     ),
-    "14_when_it_hangs": (
+    "12_when_it_hangs": (
         '"loss": 2.0, "accuracy": 0.5',
         '"loss": 2.0, "accuracy": 2.0',
         "in another order the sums are wrong",
     ),
-    "14b_who_is_late: not dealt out": (
+    "10_who_is_late: not dealt out": (
         "sleep_s[worker.rank :: worker.world_size]",
         "sleep_s[worker.rank * steps :][:steps]",
         "dealt out, the ranks wait less",
     ),
-    "14c_when_ranks_differ": (
+    "13_when_ranks_differ": (
         "dist.all_reduce(enough, op=dist.ReduceOp.MAX)",
         "dist.all_reduce(enough, op=dist.ReduceOp.MIN)",
         "all stop together",
     ),
-    "14b_who_is_late": (
+    "10_who_is_late": (
         "if index % world_size == slow:",
         "if index < 0:",
         "the straggler is found",
     ),
-    "14b_who_is_late: in turns": (
+    "10_who_is_late: in turns": (
         "range(worker.rank * share, (worker.rank + 1) * share)",
         "in_turns(worker)",
         "in blocks nobody is late",
     ),
-    "14b_who_is_late: one bucket": (
+    "10_who_is_late: one bucket": (
         "bucket_cap_mb=2",
         "bucket_cap_mb=100",
         "buckets travel meanwhile",
@@ -239,80 +239,80 @@ BROKEN = {
         "one fingerprint from all launchers and ranks, found 2",
         {"steps": 5},
     ),
-    "15c_resnet_at_scale": (
+    "16_resnet_at_scale": (
         "self.begin = sum(shares[: worker.rank])",
         "shares = [batch_size // 2] * 2\n        self.begin = sum(shares[: worker.rank])",
         "no sample of a batch is lost",
     ),
-    "16_pitfalls_starting": (
+    "17_pitfalls_starting": (
         "sampler.set_epoch(epoch)",
         "pass",
         "set_epoch shuffles",
     ),
-    "16b_pitfalls_training": (
+    "18_pitfalls_training": (
         "found / worker.world_size if divide",
         "found if divide",
         "the mean is one process's gradient",
     ),
-    "21_sharding_a_gpt": (
+    "20_sharding_a_gpt": (
         "            block.forward = functools.partial(checkpoint, block.forward, **options)",
         "            pass",
         "recomputation keeps little",
     ),
-    "21_sharding_a_gpt: another second time": (
+    "20_sharding_a_gpt: another second time": (
         "block.forward = functools.partial(checkpoint, block.forward, **options)",
         "block.forward = functools.partial(checkpoint, block.forward, **options)\n            model.eval()",
         "the same gradients",
     ),
-    "21_sharding_a_gpt: nothing kept": (
+    "20_sharding_a_gpt: nothing kept": (
         "reshard_after_forward=reshard",
         "reshard_after_forward=True",
         "as the text says",
     ),
-    "21_sharding_a_gpt: a mean of means": (
+    "20_sharding_a_gpt: a mean of means": (
         "(share * loss).backward()",
         "loss.backward()",
         "all that claim so take the same step",
     ),
-    "22_tensor_parallel": (
+    "21_tensor_parallel": (
         "whole.qkv.weight.chunk(world_size, dim=0)[part]",
         "whole.qkv.weight.chunk(world_size, dim=0)[0]",
         "heads add up",
     ),
-    "22_tensor_parallel: the same batch": (
+    "21_tensor_parallel: the same batch": (
         "times * batch_size, sequence",
         "batch_size, sequence",
         "rows send with the batch, columns do not",
     ),
-    "23_cutting_the_sequence": (
+    "22_cutting_the_sequence": (
         "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
         "mean = mean + (scores - both).exp() @ values",
         "a softmax can be taken in pieces",
     ),
-    "24_pipelines_side_by_side": (
+    "23_pipelines_side_by_side": (
         '{"F": 1, "B": 2, "I": 1, "W": 1}',
         '{"F": 1, "B": 3, "I": 1, "W": 1}',
         "as long as the formulas",
         {"unit_ms": 4, "repeats": 1},
     ),
-    "24_pipelines_side_by_side: nothing put off": (
+    "23_pipelines_side_by_side: nothing put off": (
         "zb_h1(rank, p, m)",
         "zb_h1(0, p, m)",
         "as long as the formulas",
         {"unit_ms": 4, "repeats": 1},
     ),
-    "25_experts": (
+    "24_experts": (
         "layer.exchange = transformer.expert_parallel.exchange",
         "layer.exchange = lambda slots, apply: slots",
         "positions come back from their experts",
     ),
-    "25_experts: no balance": ("(loss + extra).backward()", "loss.backward()", "balance drops fewer"),
-    "25_experts: as many experts": (
+    "24_experts: no balance": ("(loss + extra).backward()", "loss.backward()", "balance drops fewer"),
+    "24_experts: as many experts": (
         "functools.partial(double, count)",
         "functools.partial(double, experts)",
         "with more experts DDP sends more",
     ),
-    "26_plan_a_run": (
+    "25_plan_a_run": (
         "ranked = sorted(fitting, key=fitting.get)",
         "ranked = sorted(fitting, key=fitting.get, reverse=True)",
         "the best of all that fit",
@@ -323,14 +323,14 @@ on purpose, and what its closing assertion then says. And parameters for a quick
 """
 WHOLE = {
     "15_launchers": "the script that one cell writes is run by others",
-    "15c_resnet_at_scale": "the script that one cell runs leaves files for the next",
+    "16_resnet_at_scale": "the script that one cell runs leaves files for the next",
 }
 """Lessons whose closing assertion needs what cannot be seen from the names that its cells use."""
 
 
 def as_parameter(broken):
     """`make test-wide` plants one mistake in each lesson, and none where that takes a minute."""
-    takes_long = broken[:2] in ("09", "13", "14") or broken in ("15_launchers", "15c_resnet_at_scale")
+    takes_long = broken[:2] in ("10", "12", "13", "14", "16", "19") or broken == "15_launchers"
     return pytest.param(broken, marks=pytest.mark.long if ":" in broken or takes_long else ())
 
 

@@ -32,7 +32,7 @@ def outputs(notebook):
 
 
 def number(lesson):
-    """ "16b", of a lesson's file."""
+    """ "16", of a lesson's file."""
     return lesson.stem.split("_")[0]
 
 
@@ -81,7 +81,7 @@ def test_no_cell_is_too_long_to_be_read(lesson):
     """
     cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
     shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
-    most = 20 if number(lesson)[:2] <= "10" else 30
+    most = 20 if number(lesson) <= "07" else 30
     counts = [(cell, cell.source.count("\n") + 1) for cell in shown]
     long = {c.id: lines for c, lines in counts if lines > (70 if c.source.startswith("%%writefile") else most)}
     assert long == {}
@@ -112,8 +112,8 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
 MARKS = {name: [pytest.mark.cold] for name in COLD}
 MARKS["00_start_here"].append(pytest.mark.check)
 
-OF_EACH_KIND = {"11", "12", "13", "14", "14c", "15", "16", "23", "25"}
-"""Lessons after the first ten that `make test` runs."""
+OF_EACH_KIND = {"08", "09", "11", "12", "13", "14", "15", "17", "19", "22", "24"}
+"""Lessons after the first route that `make test` runs."""
 
 
 @pytest.mark.notebook
@@ -121,7 +121,7 @@ OF_EACH_KIND = {"11", "12", "13", "14", "14c", "15", "16", "23", "25"}
     "name",
     few(
         [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES],
-        lambda name: name.values[0] < "11" or name.values[0].split("_")[0] in OF_EACH_KIND,
+        lambda name: name.values[0] < "08" or name.values[0].split("_")[0] in OF_EACH_KIND,
     ),
 )
 def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
@@ -185,8 +185,8 @@ def test_a_route_contains_what_its_lessons_need():
             assert set(filter(None, each.needs.split(", "))) <= there, f"{each.name} in {name}"
 
 
-def test_the_bet_of_lesson_10_is_made_in_lesson_00_in_the_same_words():
-    asked = [calls_of_predict(FOLDER / f"{name}.ipynb") for name in ("00_start_here", "10_compare")]
+def test_the_bet_of_lesson_07_is_made_in_lesson_00_in_the_same_words():
+    asked = [calls_of_predict(FOLDER / f"{name}.ipynb") for name in ("00_start_here", "07_compare")]
     assert len(set.intersection(*asked)) == 1
 
 
@@ -200,7 +200,7 @@ def calls_of_predict(lesson):
 
 def test_an_exercise_comes_before_its_answer():
     """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
-    for lesson in (lesson for lesson in LESSONS if number(lesson)[:2] <= "10"):
+    for lesson in LESSONS:
         cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
         defined = set()
         for cell in cells:
@@ -213,19 +213,19 @@ def test_an_exercise_comes_before_its_answer():
 
 BEFORE = {
     "00_start_here": "mean_over_ranks",
-    "02_from_a_cell_to_ranks": "task_for_ranks",
-    "03_collectives": ("ring_all_reduce", "batch_isend_irecv"),
-    "04_data_parallel": ("four_steps", "class Broadcast"),
-    "05_ddp_by_hand": ("average_gradients", "def average_each"),
-    "06_ddp": ("local_indices", 'course.mine("local_indices"'),
-    "06b_local_sgd": ("outer_step", "def train(worker"),
-    "07_model_parallel": ("two_stages", "def first_stage"),
-    "08_pipeline": ("bubble", 'course.mine("bubble"'),
-    "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
-    "10_compare": ("break_even", 'course.mine("break_even"'),
-    "22_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
-    "12_when_parallel_equals_serial": ("batch_norm_statistics", "class GatheredBatchNorm"),
-    "12_when_parallel_equals_serial: accumulate": ("accumulate", "model.no_sync()"),
+    "11_from_a_cell_to_ranks": "task_for_ranks",
+    "01_collectives": ("ring_all_reduce", "batch_isend_irecv"),
+    "02_data_parallel": ("four_steps", "class Broadcast"),
+    "03_ddp_by_hand": ("average_gradients", "def average_each"),
+    "04_ddp": ("local_indices", 'course.mine("local_indices"'),
+    "26_local_sgd": ("outer_step", "def train(worker"),
+    "05_model_parallel": ("two_stages", "def first_stage"),
+    "06_pipeline": ("bubble", 'course.mine("bubble"'),
+    "19_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
+    "07_compare": ("break_even", 'course.mine("break_even"'),
+    "21_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
+    "08_when_parallel_equals_serial": ("batch_norm_statistics", "class GatheredBatchNorm"),
+    "08_when_parallel_equals_serial: accumulate": ("accumulate", "model.no_sync()"),
 }
 """An exercise of each of the first lessons, and of others that had it the other way round, and the code that answers
 it."""
@@ -242,14 +242,14 @@ def test_lessons_ask_before_they_answer(name):
     assert all(asked < index for index in answers)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "03" <= name[:2] <= "10"])
+@pytest.mark.parametrize("name", [name for name in NAMES if "01" <= name[:2] <= "07"])
 def test_nothing_ends_the_ranks_before_the_reader_has_changed_a_cell_and_run_it_again(name):
     sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
     assert not [source for source in sources if re.search(r"^(ranks|reserved)\.close\(\)|^%ranks --end", source, re.M)]
 
 
-def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_07_says():
-    cells = {c.id: c.source for c in nbformat.read(FOLDER / "07_model_parallel.ipynb", as_version=4).cells}
+def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_05_says():
+    cells = {c.id: c.source for c in nbformat.read(FOLDER / "05_model_parallel.ipynb", as_version=4).cells}
     (source,) = (s for s in cells.values() if "def whole_network" in s)
     assert "set `cut = 4`" in cells["2ca2bcea"].replace("\n", " ")
     names = {"torch": torch, "nn": torch.nn, "seed": 0, "inputs": 784, "batch_size": 64}

@@ -125,19 +125,19 @@ def test_a_script_that_shares_out_a_batch_refuses_one_that_does_not_divide(scrip
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("script", "by_torchrun"), few([("ddp_torchrun.py", 2), ("ddp_spawn.py", 0)], 2))
-def test_ddp_ends_with_the_weights_of_lesson_06(script, by_torchrun, run, ranks):
+def test_ddp_ends_with_the_weights_of_lesson_04(script, by_torchrun, run, ranks):
     options = () if by_torchrun else ("--world-size", 2)
     assert "epoch 0: loss" in run(script, "--epochs", 1, *options, by_torchrun=by_torchrun)
-    train = of_lesson("06", over_all=course.exercises.find("mean_accuracy").solution)["train"]
+    train = of_lesson("04", over_all=course.exercises.find("mean_accuracy").solution)["train"]
     lesson = labkit.launch(train, 1, on=ranks, seed=0, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-5
 
 
 @pytest.mark.spawns
-def test_averaging_by_hand_ends_with_the_weights_of_lesson_05(run, ranks):
+def test_averaging_by_hand_ends_with_the_weights_of_lesson_03(run, ranks):
     said = run("average_by_hand.py", "--epochs", 1)
     assert said.count("epoch 0: loss") == 2
-    names = of_lesson("05", epochs=1)
+    names = of_lesson("03", epochs=1)
     lesson = labkit.launch(names["train"], names["average_each"], on=ranks, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-9
 
@@ -185,10 +185,10 @@ def test_queue_and_pipe_bring_back_what_shared_memory_shows_at_once(run):
 
 
 @pytest.mark.spawns
-def test_the_six_steps_are_each_seen_and_train_lesson_07s_network_as_one_process_does(run):
+def test_the_six_steps_are_each_seen_and_train_lesson_05s_network_as_one_process_does(run):
     said = run("six_steps.py", "--steps", 5, by_torchrun=2)
     assert all(said.count(f"step {number}: ") == 2 for number in range(1, 7)), said
-    model = of_lesson("07", inputs=28 * 28)["whole_network"]()
+    model = of_lesson("05", inputs=28 * 28)["whole_network"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     train_set = course.datasets.load("digits").train
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
@@ -221,11 +221,11 @@ def test_data_parallel_logs_the_losses_of_one_process(run):
 
 
 @pytest.mark.spawns
-def test_a_resumed_run_ends_with_the_weights_of_lesson_13(run, ranks, tmp_path):
+def test_a_resumed_run_ends_with_the_weights_of_lesson_14(run, ranks, tmp_path):
     for options in (("--stop-after", 1), ()):
         said = run("checkpoint_torchrun.py", "--epochs", 2, *options, by_torchrun=2)
     assert said.startswith("1 epochs are done")
-    train = of_lesson("13", epochs=2)["train"]
+    train = of_lesson("14", epochs=2)["train"]
     lesson = labkit.launch(train, tmp_path / "lesson", on=ranks, seed=0, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]) <= 1e-5
 

@@ -36,13 +36,13 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 def site(tmp_path_factory):
     """The site, with one lesson that has been run: a chart of it has words. Any warning would be an error."""
     folder = tmp_path_factory.mktemp("site")
-    notebook = nbformat.read(ROOT / "notebooks" / "14_when_it_hangs.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / "12_when_it_hangs.ipynb", as_version=4)
     cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
     chart = {"application/vnd.plotly.v1+json": {}, "image/png": PIXEL, "text/plain": "<Chart>"}
     words = {"image/png": {"alt": "two ranks wait for the third"}}
     cell.outputs = [nbformat.v4.new_output("display_data", chart, metadata=words)]
     (folder / "notebooks").mkdir()
-    nbformat.write(notebook, folder / "notebooks" / "14_when_it_hangs.ipynb")
+    nbformat.write(notebook, folder / "notebooks" / "12_when_it_hangs.ipynb")
     return make_site.build(folder / "notebooks", folder / "site").parent
 
 
@@ -123,7 +123,7 @@ def test_the_lessons_are_listed_with_question_and_picture_and_shown_as_they_ran(
         assert f"notebooks/{lesson.name}.html" in pages[site / "lessons.html"].links
         assert f'alt="a chart of lesson {lesson.title}"' in text
     assert "Some were not run here" in text
-    ran = (site / "notebooks" / "14_when_it_hangs.html").read_text()
+    ran = (site / "notebooks" / "12_when_it_hangs.html").read_text()
     assert 'alt="two ranks wait for the third"' in ran
 
 

@@ -11,7 +11,7 @@ import nbformat
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PAGE = NOTEBOOKS / "guide" / "lessons.md"
 
-ROW = re.compile(r"^\| \[([^]]+)\]\(\.\./(\d\d[a-z]?_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| \[([^]]+)\]\(\.\./(\d\d_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 """A lesson in the table."""
 
 

@@ -4,7 +4,7 @@
 
 `python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, for the site's table of
 lessons. A lesson that lies executed in build/notebooks (`make notebooks`), as it now is, is not run again;
-`--lessons 06_ddp` makes that one only.
+`--lessons 04_ddp` makes that one only.
 """
 
 from __future__ import annotations

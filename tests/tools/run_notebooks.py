@@ -30,7 +30,7 @@ LIMIT_BYTES = 400_000
 """Greatest size of an executed notebook: what a code host shows without delay."""
 
 
-COLD = ("00_start_here", "02_from_a_cell_to_ranks", "16_pitfalls_starting")
+COLD = ("00_start_here", "11_from_a_cell_to_ranks", "17_pitfalls_starting")
 """Lessons about what it takes to start processes: theirs begin as a user's do."""
 
 TRIALS = 3

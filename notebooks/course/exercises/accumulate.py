@@ -15,7 +15,7 @@ from course.exercises.traffic import Event
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="12",
+    lesson="08",
     title="Accumulate, and send once",
     statement="""
     `model` is a `DistributedDataParallel`, `batches` a list of equally large micro-batches (inputs, targets). Do a

@@ -12,7 +12,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="22",
+    lesson="21",
     title="Attention, cut by heads",
     statement="""
     The heads of a causal attention are divided among the ranks: each rank has the rows of `query`, `key` and `value`

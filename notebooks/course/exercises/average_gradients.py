@@ -10,7 +10,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="05",
+    lesson="03",
     title="Average the gradients",
     statement="""
     Every rank has called `backward` on samples of its own, with equal weights. Replace the gradient of each parameter

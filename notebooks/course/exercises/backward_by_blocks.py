@@ -12,7 +12,7 @@ from course.exercises.trial import Trial
 from labkit import profiling
 
 EXERCISE = Exercise(
-    lesson="21",
+    lesson="20",
     title="Recompute, block by block",
     statement="""
     Run a forward and a backward pass through `blocks`. At no time keep more than the input of each block, and what one

@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="25",
+    lesson="24",
     title="A loss for balance",
     statement="""
     Switch's auxiliary loss is E · Σ f · P, summed over the E experts: f is the share of the positions

@@ -11,7 +11,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="12",
+    lesson="08",
     title="BatchNorm's statistics over ranks",
     statement="""
     Return the mean and the variance of each feature over the rows of *all* ranks, as BatchNorm would

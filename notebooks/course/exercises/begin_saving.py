@@ -13,7 +13,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="13",
+    lesson="14",
     title="Saving while training goes on",
     statement="""
     Writing takes long, and training is not to wait for it: have a thread of `pool` (a

@@ -6,7 +6,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="10",
+    lesson="07",
     title="When is DDP no faster?",
     statement="""
     One device computes a step of `flops` operations. In DDP `world_size` devices compute a part of the batch each, all

@@ -11,7 +11,7 @@ from course.exercises.base import POINT_TO_POINT, Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="03",
+    lesson="01",
     title="Broadcast along a tree",
     statement="""
     Copy rank 0's tensor into the tensor of every rank, in place, with `send` and `recv` (or `isend` and `irecv`)

@@ -6,7 +6,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="08",
+    lesson="06",
     title="The bubble by formula",
     statement="""
     In a pipeline every stage does m forward and m backward passes, and waits for the rest of a step: until its first

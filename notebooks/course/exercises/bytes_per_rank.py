@@ -8,7 +8,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="26",
+    lesson="25",
     title="Bytes per rank",
     statement="""
     Tensor parallel splits every layer of a model over `tp` ranks, a pipeline its layers into `pp` stages, and `dp`

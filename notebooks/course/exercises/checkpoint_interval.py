@@ -8,7 +8,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="13",
+    lesson="14",
     title="How often to save",
     statement="""
     Saving takes `save_s` seconds, during which training stands still. One machine fails once in

@@ -11,7 +11,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="25",
+    lesson="24",
     title="DeepSeek's bias",
     statement="""
     Each position goes to `k` experts. `scores` are the router's for this rank's positions, (positions,

@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="12",
+    lesson="08",
     title="Clipping sharded gradients",
     statement="""
     Each rank has its own shards of the gradients, as FSDP leaves them: `shards`, a list of tensors. All

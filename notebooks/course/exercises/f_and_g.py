@@ -11,7 +11,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="22",
+    lesson="21",
     title="Megatron's f and g",
     statement="""
     Two linear layers are cut, columns and then rows: a rank computes `y = g(relu(f(x) @ first.T) @

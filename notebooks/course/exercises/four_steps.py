@@ -15,7 +15,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="04",
+    lesson="02",
     title="DataParallel by hand",
     statement="""
     Compute `network(inputs)` on several `devices`: *scatter* the rows of `inputs` into one piece per device (`chunk`),

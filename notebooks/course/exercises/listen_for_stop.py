@@ -13,7 +13,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="13",
+    lesson="14",
     title="Told to stop",
     statement="""
     Before a cluster ends a job it sends a signal, SIGTERM or SIGUSR1, at any moment, and perhaps to one

@@ -10,7 +10,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="06",
+    lesson="04",
     title="Which samples are mine?",
     statement="""
     Return the indices of the samples that this rank sees in this epoch, as a list of `int`, without asking another

@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="06",
+    lesson="04",
     title="Accuracy over uneven shares",
     statement="""
     Each rank has tested samples of its own: `count` of them, `correct` right. The numbers differ from rank to rank,

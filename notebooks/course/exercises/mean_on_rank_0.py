@@ -9,7 +9,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14",
+    lesson="12",
     title="A hang to mend: a collective on one rank",
     statement="""
     Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it, and waits. Mend it: return

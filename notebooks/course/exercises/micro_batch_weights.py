@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="12",
+    lesson="08",
     title="Accumulating over uneven micro-batches",
     statement="""
     A rank calls `backward` once for each of its micro-batches, on the *mean* loss of that micro-batch's

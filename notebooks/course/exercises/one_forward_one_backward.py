@@ -9,7 +9,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="08",
+    lesson="06",
     title="One forward, one backward",
     statement="""
     Return the order in which `stage` (0 … stages − 1) of a pipeline works: a list of `("F", i)` and `("B", i)`, one

@@ -11,7 +11,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="06b",
+    lesson="26",
     title="The outer step",
     statement="""
     All ranks began a round with the same weights `start`; after its local steps each has weights

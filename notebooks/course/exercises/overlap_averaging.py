@@ -11,7 +11,7 @@ from course.exercises.traffic import Event
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="05",
+    lesson="03",
     title="Average while backward computes",
     statement="""
     What DDP does: begin to average a gradient as soon as `backward` has made it, while the layers before it are still

@@ -10,7 +10,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="22",
+    lesson="21",
     title="Cross-entropy over a vocabulary in parts",
     statement="""
     Each rank has some columns of the logits: rank r those of the `size` tokens from r · size on, for every position.

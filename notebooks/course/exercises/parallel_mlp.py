@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="22",
+    lesson="21",
     title="Column-parallel, then row-parallel",
     statement="""
     The network is `outputs = relu(inputs @ first.T) @ second.T + bias`. The hidden units are shared out: each rank

@@ -9,7 +9,7 @@ from course.exercises.base import POINT_TO_POINT, Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="03",
+    lesson="01",
     title="All-reduce around a ring",
     statement="""
     Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the two neighbours

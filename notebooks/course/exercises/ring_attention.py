@@ -11,7 +11,7 @@ from course.exercises.base import POINT_TO_POINT, Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="23",
+    lesson="22",
     title="Ring attention",
     statement="""
     Each rank has a part of the sequence: `q`, `k` and `v` of its own positions, (time, width) each. Return what its

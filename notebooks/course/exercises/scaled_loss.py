@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="12",
+    lesson="08",
     title="The loss over uneven token counts",
     statement="""
     `token_losses` holds the losses of this rank's tokens; their number differs from rank to rank. Return the scalar

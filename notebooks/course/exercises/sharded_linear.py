@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="09",
+    lesson="19",
     title="All-gather and reduce-scatter for one layer",
     statement="""
     What FSDP does with a layer `outputs = inputs @ weight.T`. Of the weight (of shape `shape`), flattened, each rank

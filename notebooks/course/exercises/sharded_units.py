@@ -14,7 +14,7 @@ from course.exercises.traffic import Event
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="21",
+    lesson="20",
     title="FSDP's units, by hooks",
     statement="""
     `units` are modules that follow each other, with one `weight` each, whose storage is empty: its

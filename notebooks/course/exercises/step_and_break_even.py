@@ -8,7 +8,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="11",
+    lesson="09",
     title="A step, and the batch at which averaging pays",
     statement="""
     n ranks train by DDP; nothing that they send hides behind computing. A rank computes its samples,

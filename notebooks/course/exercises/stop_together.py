@@ -9,7 +9,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14c",
+    lesson="13",
     title="A hang to mend: one rank stops early",
     statement="""
     This loop trains until the loss is below a limit: each rank looks at its own loss, and leaves when

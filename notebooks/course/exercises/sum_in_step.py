@@ -9,7 +9,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14c",
+    lesson="13",
     title="A hang to mend: unequally many batches",
     statement="""
     This function adds up the ranks' batches step by step. It hangs when one rank has fewer batches than another. Mend

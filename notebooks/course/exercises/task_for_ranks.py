@@ -12,7 +12,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="02",
+    lesson="11",
     title="Repair a function that spawn refuses",
     statement="""
     `task_for_ranks(path, world_size)` returns a function for the ranks: `task(rank)` adds up every `world_size`-th

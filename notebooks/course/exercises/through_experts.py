@@ -11,7 +11,7 @@ from course.exercises.base import Cost, Exercise, ring_bytes
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="25",
+    lesson="24",
     title="To the experts and back",
     statement="""
     Without a capacity nothing is dropped, but a rank cannot know in advance how many positions it will receive. Each

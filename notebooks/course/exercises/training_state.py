@@ -13,7 +13,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="13",
+    lesson="14",
     title="What must be saved",
     statement="""
     Return a dict from which training goes on as if it had never stopped, bit for bit. It is written to a file a little

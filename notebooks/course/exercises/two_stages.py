@@ -13,7 +13,7 @@ from course.exercises.base import POINT_TO_POINT, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="07",
+    lesson="05",
     title="Forward and backward over two stages",
     statement="""
     A network is cut in two: rank 0 has the first `stage` and the `inputs`, rank 1 the second `stage` and the

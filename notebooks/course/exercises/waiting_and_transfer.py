@@ -6,7 +6,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14b",
+    lesson="10",
     title="Waiting, and transfer",
     statement="""
     An all-reduce took 60 ms on one rank and 5 ms on another. Is the network slow? Split what each rank

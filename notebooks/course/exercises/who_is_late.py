@@ -8,7 +8,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14b",
+    lesson="10",
     title="Who is late?",
     statement="""
     `entered[step][rank]` is the time at which a rank entered the all-reduce of a step, in seconds by

@@ -9,7 +9,7 @@ from course.exercises.base import Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="09",
+    lesson="19",
     title="A step of ZeRO-1",
     statement="""
     Every rank has all `weights` (flat, equal everywhere) and its own `gradient` of them, but of the optimizer's

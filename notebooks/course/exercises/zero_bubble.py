@@ -9,7 +9,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="24",
+    lesson="23",
     title="ZB-H1, a zero-bubble order",
     statement="""
     The backward pass is split: `("B", i)` computes the gradients of the inputs, for which the stage

@@ -11,7 +11,7 @@ from course.exercises.base import POINT_TO_POINT, Cost, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="23",
+    lesson="22",
     title="Causal, in a zigzag",
     statement="""
     The same ring, but causal: a query sees only keys at its own position and before. The sequence is

@@ -1,4 +1,4 @@
-"""Lesson 10 as a learner has it, in a real JupyterLab: the pictures come, a cell is spoilt, seen, mended, and again.
+"""Lesson 07 as a learner has it, in a real JupyterLab: the pictures come, a cell is spoilt, seen, mended, and again.
 
 Screenshots are kept in build/screenshots.
 """
@@ -16,7 +16,7 @@ from tests.tools.run_notebooks import FOLDER
 
 pytestmark = pytest.mark.browser
 
-LESSON = FOLDER / "10_compare.ipynb"
+LESSON = FOLDER / "07_compare.ipynb"
 CODE = [cell for cell in nbformat.read(LESSON, as_version=4).cells if cell.cell_type == "code"]
 COMPARED, MINE, ADDED = (
     next(index for index, cell in enumerate(CODE) if cell.source.startswith(beginning))
@@ -90,9 +90,9 @@ def test_a_learner_spoils_a_cell_sees_it_and_mends_it_again_and_again(times, tmp
             toggle_the_division(page)
             added(page, "off by")
             if not number:
-                page.page.screenshot(path=SCREENSHOTS / "lesson_10_spoilt.png")
+                page.page.screenshot(path=SCREENSHOTS / "lesson_07_spoilt.png")
             toggle_the_division(page)
             added(page, "equal")
         assert page.cell(ADDED).locator("th.row_heading:visible", has_text="mine").count() == 1, "replaced each time"
-        page.page.screenshot(path=SCREENSHOTS / "lesson_10_mended.png")
+        page.page.screenshot(path=SCREENSHOTS / "lesson_07_mended.png")
         assert page.real_errors() == []

@@ -1,6 +1,6 @@
-"""Measure lesson 10 in a real JupyterLab: its first picture, the whole of it, and a learner's own cell, run many times.
+"""Measure lesson 07 in a real JupyterLab: its first picture, the whole of it, and a learner's own cell, run many times.
 
-python -m tests.benchmarks.lesson_10
+python -m tests.benchmarks.lesson_07
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.browser import test_browser_lesson_10 as lesson
+from tests.browser import test_browser_lesson_07 as lesson
 from tests.support.browser import Lab, lab
 
 ASKED_S = {"first picture": 10.0, "the whole lesson": 40.0, "`comparison.add` of one function": 5.0}
