@@ -32,8 +32,9 @@ from labkit.system.out_of_memory import OutOfMemoryKills
 LOOK_S = 0.05
 """Time to wait for what the ranks report before looking elsewhere …"""
 
-GATHER_S = 0.1
-"""… and that between two writes, so that a rank that logs every millisecond does not make a thousand of them."""
+GATHER_S = 0.13
+"""… and that between two writes: with the looks below they are ten operations on the folder a second at most, however
+many ranks there are and however often they log."""
 
 ASKED_EVERY_S = 0.5
 """Time between two looks at what is asked: on node 0 each opens a file on what may be everybody's file system."""

@@ -24,8 +24,6 @@ class ReservedRank(NamedTuple):
     """As `Run.states` has it; "idle" while no job is on it."""
     where: str
     """Its process."""
-    memory_bytes: int = 0
-    """That only its process uses; 0 where that is not known."""
     note: str = ""
     """Since when it is there, if it is not the first."""
 

@@ -20,13 +20,9 @@ from labkit.protocol.pages import help_hint
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
-from labkit.system import host
 
 LEAVE_S = 1.0
 """How long a process may take to end when it is told to leave."""
-
-MEASURE_EVERY_S = 2.0
-"""Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
 
 
 class Reserve:
@@ -47,8 +43,6 @@ class Reserve:
         self._exit_codes: dict[int, int] = {}
         self._ended_with_a_run: set[int] = set()
         self._is_closed = False
-        self._memory: dict[int, int] = {}
-        self._measured_s = float("-inf")
 
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
@@ -139,15 +133,11 @@ class Reserve:
     def ranks(self) -> list[ReservedRank]:
         """Return what is known of each rank."""
         with self._lock:
-            if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
-                self._measured_s = time.monotonic()
-                self._memory = {process.pid: host.unique_bytes(process.pid) for process in self.processes}
             return [
                 ReservedRank(
                     rank,
                     "ended" if not process.is_alive else "idle" if process.is_ready else "starting",
                     f"process {process.pid}",
-                    self._memory.get(process.pid, 0),
                     self._notes.get(rank, ""),
                 )
                 for rank, process in enumerate(self.processes)

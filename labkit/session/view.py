@@ -46,18 +46,7 @@ def _text(session: SessionFacts) -> str:
 
 
 def _html(session: SessionFacts) -> str:
-    rows = (
-        (
-            each.rank,
-            each.state,
-            [
-                html.escape(each.where),
-                f"{each.memory_bytes / 1e6:,.0f} MB of its own" if each.memory_bytes else "",
-                html.escape(each.note),
-            ],
-        )
-        for each in session.ranks
-    )
+    rows = ((each.rank, each.state, [html.escape(each.where), html.escape(each.note)]) for each in session.ranks)
     return f"<b>{html.escape(_headline(session))}</b>{ranks_html(rows)}"
 
 

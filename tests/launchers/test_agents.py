@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import labkit
-from labkit.launchers import start
+from labkit.launchers import agent, start
+from labkit.protocol import events
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
 from tests.support.agents import Agents
@@ -119,6 +120,36 @@ def test_a_node_spawns_its_ranks_before_it_imports_torch(launch):
     check = "import sys; from labkit.launchers import start; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
     assert launch(elsewhere.log_and_print).wait(LONG_S).results == [0, 1]
+
+
+class Talkative:
+    """The engine of a node with 64 ranks that report all the time."""
+
+    def __init__(self, number, processes):
+        self.world_size, self.over_s = 64, time.monotonic() + 2
+
+    def start(self, job):
+        pass
+
+    def poll(self, timeout_s):
+        if time.monotonic() < self.over_s:
+            return [events.Output(rank, "a line\n") for rank in range(64)]
+        return [events.Exit(rank, 0) for rank in range(64)]
+
+    def killed(self, rank):
+        return False
+
+    def close(self):
+        pass
+
+
+def test_a_node_of_64_ranks_makes_ten_operations_on_its_folder_a_second_at_most(monkeypatch):
+    monkeypatch.setattr(agent, "NodeEngine", Talkative)
+    made = []
+    began_s = time.monotonic()
+    agent.NodeAgent(0, []).run(None, None, made.append, lambda: made.append(None) or [])
+    assert sum(len(found) for found in made if found) > 64
+    assert len(made) <= 10 * (time.monotonic() - began_s) + 2
 
 
 # SIGTERM, as SLURM sends it before it takes machines away
