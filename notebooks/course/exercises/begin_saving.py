@@ -16,7 +16,7 @@ EXERCISE = Exercise(
     lesson="14",
     title="Saving while training goes on",
     statement="""
-    Writing takes long, and training is not to wait for it: have a thread of `pool` (a
+    Writing takes long, and training must not wait for it: have a thread of `pool` (a
     `ThreadPoolExecutor`) call `write(step, …)`, and return its `Future` at once. What is written is the
     state of *this* step, though training goes on, and changes the tensors of `state` in place; `state`
     is a dict of dicts, lists, numbers and tensors, as `state_dict()` returns.

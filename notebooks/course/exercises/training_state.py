@@ -16,8 +16,8 @@ EXERCISE = Exercise(
     lesson="14",
     title="What must be saved",
     statement="""
-    Return a dict from which training goes on as if it had never stopped, bit for bit. It is written to a file a little
-    later, when training already goes on: what it holds must not change meanwhile.
+    Return a dict from which training on a CPU goes on as if it had never stopped, bit for bit. It is written to a
+    file a little later, when training already goes on: what it holds must not change meanwhile.
 
     It is resumed with a new network, optimizer and scheduler: each takes what is under `"model"`, `"optimizer"` and
     `"scheduler"` by `load_state_dict`; `"rng"` goes to `torch.set_rng_state`, and `"epoch"` is the first epoch to do.
