@@ -19,7 +19,7 @@ from labkit.engines.arguments import naming
 from labkit.failures.grouping import rank_list
 from labkit.launchers.job_events import JobEnded, Notice, Restarted
 from labkit.launchers.ray_node import RayNode
-from labkit.launchers.remote import Launcher, RemoteJob, check_whole, start_uninterrupted
+from labkit.launchers.remote import LOOK_S, Launcher, RemoteJob, check_whole, start_uninterrupted
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
@@ -35,6 +35,9 @@ FREE_S = 1.0
 
 LOST_S = 10.0
 """How long the other nodes may take to end their ranks once one is lost."""
+
+LEAVE_S = 2.0
+"""How long agents whose ranks have ended may take to remove what they have made on their nodes."""
 
 
 class Ray(Launcher):
@@ -313,8 +316,14 @@ class RayJob(RemoteJob):
             ray.util.remove_placement_group(group)
 
     def close(self) -> None:
-        """End the actors, release their place and leave the cluster."""
+        """Let the agents tidy up, end the actors, release their place and leave the cluster."""
+        import ray
+
         if self._is_connected:
             self._is_connected = False
+            deadline = time.monotonic() + LEAVE_S
+            while self._asked and ray.is_initialized() and time.monotonic() < deadline:
+                self._news()
+                time.sleep(LOOK_S)
             self._release()
             _connection.close()
