@@ -24,8 +24,8 @@ def hand_out(folder: Path) -> Path:
 
     References that a lesson goes on with (`course.mine`) are there, but sealed.
 
-    Of each exercise the statement, the hints, the cases and what tries them are there; the reference's body and the
-    wrong answers with their diagnoses are not. Raises FileExistsError if the folder is there.
+    Of each exercise the statement, the hints, the cases and what tries them are there; the reference's body is not.
+    Raises FileExistsError if the folder is there.
     """
     ours = Path(__file__).parent
     shutil.copytree(ours.parent, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -39,31 +39,12 @@ def hand_out(folder: Path) -> Path:
 
 
 def without_reference(source: str) -> str:
-    """Return an exercise's source without its reference solution and its wrong answers."""
-    lines, body = source.splitlines(), ast.parse(source).body
-    functions = [each for each in body if isinstance(each, ast.FunctionDef)]
-    marks = {each.name: {ast.unparse(mark).partition("(")[0] for mark in each.decorator_list} for each in functions}
-    used = {
-        node.id
-        for each in functions
-        if not marks[each.name] & {"EXERCISE.reference", "EXERCISE.wrong"}
-        for node in ast.walk(each)
-        if isinstance(node, ast.Name)
-    }
-    for each in reversed(body):
-        if isinstance(each, ast.Expr) and ast.unparse(each).startswith("EXERCISE.slip("):
-            first = each.lineno - 1
-            while lines[first - 1].startswith("#"):
-                first -= 1
-            lines[first : each.end_lineno] = []
-        if not isinstance(each, ast.FunctionDef):
-            continue
-        if "EXERCISE.reference" in marks[each.name]:
+    """Return an exercise's source without the body of its reference solution."""
+    lines = source.splitlines()
+    for each in ast.parse(source).body:
+        if isinstance(each, ast.FunctionDef) and "EXERCISE.reference" in map(ast.unparse, each.decorator_list):
             lines[each.body[0].end_lineno : each.end_lineno] = [f'    raise NotImplementedError("{WITHHELD}")']
-        elif "EXERCISE.wrong" in marks[each.name]:  # what tries an answer may compare it with one of these
-            first, last = each.decorator_list[0].lineno - 1, each.end_lineno
-            lines[first : each.lineno - 1 if each.name in used else last] = []
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     statement("ring_all_reduce")      what is asked; meanwhile the ranks start
     starter("ring_all_reduce")        what the learner's cell holds
-    course.check(ring_all_reduce)     try what he has written; the Result has hints
+    course.check(ring_all_reduce)     try what they have written; the Result has hints
     solution("ring_all_reduce")       the reference, and why it is so
     table()                           all of them; solved(), reset(): what this learner has done
 
@@ -69,7 +69,7 @@ def close() -> None:
 
 
 def starter(name: str) -> str:
-    """Return what the learner's cell holds before he writes."""
+    """Return what the learner's cell holds before they write."""
     return find(name).starter
 
 
@@ -81,7 +81,7 @@ def solution(name: str) -> Any:
 
 
 def tally() -> Any:
-    """Return how many of this notebook's predictions were right."""
+    """Return how many of this notebook's predictions were right; None where none was asked for."""
     from course.exercises import predicting
 
     return predicting.tally()

@@ -86,28 +86,3 @@ def trial(t: Trial, batch: int, time: int, width: int, heads: int, head_width: i
 def best(world_size: int, batch: int, time: int, width: int, heads: int, head_width: int) -> Cost:
     """Return one all-reduce of the outputs."""
     return Cost.all_reduce(4 * batch * time * width, world_size)
-
-
-# Part of the sum.
-EXERCISE.slip("no_communication", "this rank's heads only", ("dist.all_reduce(outputs)", "pass"))
-
-# No mask.
-EXERCISE.slip("not_causal", "positions see later ones, too", ("is_causal=True", "is_causal=False"))
-
-# Softmax over what several heads say together.
-EXERCISE.slip("one_broad_head", "all heads were taken for one", ("-1, head_width)", "1, -1)"))
-
-# As for gradients.
-EXERCISE.slip(
-    "averages",
-    "averaged, where the heads' contributions add up",
-    ("return outputs", "return outputs / dist.get_world_size()"),
-)
-
-
-@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
-def gathers_the_heads(x, query, key, value, out, head_width):
-    """More than need be."""
-    parts = [torch.empty_like(out) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, out)
-    return _alone(x, (query, key, value), out, head_width)

@@ -107,33 +107,3 @@ def best(world_size: int, sizes: tuple[int, ...], bucket_bytes: int) -> Cost:
     """Return a call per bucket."""
     nbytes = [4 * p.numel() for p in _model(sizes).parameters()]
     return Cost(len(filled(nbytes[::-1], bucket_bytes)), 2 * ring_bytes(sum(nbytes), world_size))
-
-
-# No buckets.
-EXERCISE.slip("one_by_one", "called all_reduce 6 times, expected 2", ("if size > room:", "if True:"))
-
-# One bucket.
-EXERCISE.slip("one_for_all", "a bucket holds 520 B, expected 400 B at most", ("if size > room:", "if not buckets:"))
-
-# What is left after the loop.
-EXERCISE.slip("forgets_the_last_bucket", "nothing has changed it", ("in buckets:", "in buckets[:-1]:"))
-
-# No division.
-EXERCISE.slip("sums", "summed, not averaged?", ("flat /= dist.get_world_size()", "pass"))
-
-# A bucket is sent once it is too large.
-EXERCISE.slip("looks_too_late", "a bucket holds", ("if size > room:", "if room <= 0:"))
-
-# The means stay in the bucket.
-EXERCISE.slip(
-    "does_not_copy_back",
-    "nothing has changed it",
-    ("gradient.copy_(mean.view_as(gradient))", "gradient = mean.view_as(gradient)"),
-)
-
-# The bucket that is full first waits for the gradient that comes last.
-EXERCISE.slip(
-    "from_the_first_to_the_last",
-    "backward makes the last gradient first",
-    ("reversed(list(model.parameters()))", "model.parameters()"),
-)

@@ -104,13 +104,6 @@ def _plain(blocks: Any, x: Any, gradient: Any) -> Any:
     return x.grad
 
 
-@EXERCISE.wrong("B were kept for the backward pass at once")
-def keeps_everything(blocks, x, gradient):
-    """A plain pass."""
-    return _plain(blocks, x, gradient)
-
-
-@EXERCISE.wrong("dropout has dropped other numbers the second time")
 def draws_anew(blocks, x, gradient):
     """No state of the random numbers."""
     inputs = []
@@ -123,30 +116,3 @@ def draws_anew(blocks, x, gradient):
         block(given).backward(gradient)
         gradient = given.grad
     return gradient
-
-
-@EXERCISE.wrong("that is the gradient of the last block's output")
-def goes_nowhere(blocks, x, gradient):
-    """No backward pass."""
-    return gradient
-
-
-@EXERCISE.wrong("expected the parameter's gradient")
-def only_of_the_input(blocks, x, gradient):
-    """`torch.autograd.grad` fills in no `.grad`."""
-    x = x.clone().requires_grad_()
-    return torch.autograd.grad(blocks(x), x, gradient)[0]
-
-
-@EXERCISE.wrong("`x` was changed")
-def works_on_the_input(blocks, x, gradient):
-    """In place."""
-    found = backward_by_blocks(blocks, x, gradient)
-    x.zero_()
-    return found
-
-
-@EXERCISE.wrong("expected a tensor")
-def returns_nothing(blocks, x, gradient):
-    """No return."""
-    backward_by_blocks(blocks, x, gradient)

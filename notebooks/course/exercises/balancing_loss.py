@@ -76,34 +76,3 @@ def trial(t: Trial, positions: int, experts: int) -> None:
 def best(world_size: int, positions: int, experts: int) -> Cost:
     """Return an all-reduce of a number for each expert."""
     return Cost.all_reduce(4 * experts, world_size)
-
-
-# Each rank balances by itself.
-EXERCISE.slip("of_this_rank", "f of this rank's positions only", ("dist.all_reduce(load)", "pass"))
-
-# World size times too large.
-EXERCISE.slip(
-    "divides_by_its_own",
-    "f was divided by this rank's positions, and counts those of all",
-    ("load / load.sum()", "load / len(logits)"),
-)
-
-# Not divided.
-EXERCISE.slip("counts", "f is to be a share of the positions, not their number", ("load / load.sum()", "load"))
-
-# 1 / E if all is even.
-EXERCISE.slip("not_times_experts", "and not yet times their number", ("return probabilities.shape[1] * ", "return "))
-
-# Balances the probabilities, not the choices.
-EXERCISE.slip(
-    "squares", "f counts the likeliest", ("load / load.sum() * probabilities.mean(0)", "probabilities.mean(0).square()")
-)
-
-# Only a number.
-EXERCISE.slip("without_gradient", "the loss has no gradient", ("logits.softmax(1)", "logits.detach().softmax(1)"))
-
-
-@EXERCISE.wrong("no return?")
-def returns_nothing(logits):
-    """No return."""
-    balancing_loss(logits)

@@ -17,14 +17,6 @@ NO_EXERCISES = {"base", "checking", "local", "predicting", "progress", "ranks", 
 """Files of this folder that are the machinery."""
 
 
-class WrongAnswer(NamedTuple):
-    """A mistake that learners make, and what they must be told."""
-
-    function: Callable[..., Any]
-    said: str
-    """A piece of the message."""
-
-
 class Cost(NamedTuple):
     """What one rank spends at most in one call of the function."""
 
@@ -53,8 +45,8 @@ class Exercise:
 
     Its file makes one, and fills it in with decorators: `@EXERCISE.reference` over the solution, whose signature and
     docstring the learner gets; `@EXERCISE.trial` over what tries an answer, once for each of the `cases`;
-    `@EXERCISE.wrong(said)` over each wrong answer; `@EXERCISE.best` over the least cost, where communication counts. A
-    wrong answer that is the solution with a few words changed is a line of its own, `EXERCISE.slip(…)`.
+    `@EXERCISE.best` over the least cost, where communication counts. Wrong answers, and what they must be told, are in
+    tests/lessons/wrong_answers.
     """
 
     def __init__(
@@ -88,8 +80,7 @@ class Exercise:
         self.imports = tuple(imports)
         """Lines that the learner's cell begins with."""
         self.given = given or {}
-        """Where the learner mends rather than writes: `{"body": source}` of the function that he gets."""
-        self.wrong_answers: list[WrongAnswer] = []
+        """Where the learner mends rather than writes: `{"body": source}` of the function that they get."""
         self.solution_function: Callable[..., Any] | None = None
         self.try_out: Callable[..., None] | None = None
         self.least: Callable[..., Cost] | None = None
@@ -110,30 +101,6 @@ class Exercise:
         """Take the least cost: `best(world_size, **case)`."""
         self.least = function
         return function
-
-    def wrong(self, said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Take a wrong answer, whose message must have this in it."""
-
-        def take(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.wrong_answers.append(WrongAnswer(function, said))
-            return function
-
-        return take
-
-    def slip(self, name: str, said: str, *changes: tuple[str, str]) -> None:
-        """Take a wrong answer that is the solution with a few words changed, and whose message must have `said` in it.
-
-        Each change is what the solution has, in one place, and what the learner has written instead.
-        """
-        source = self.solution_source
-        for right, mistaken in changes:
-            assert source.count(right) == 1, f"{name}: the solution has {right!r} {source.count(right)} times"
-            source = source.replace(right, mistaken)
-        made: dict[str, Any] = {}
-        exec(source, self.solution.__globals__, made)
-        function = made[self.name]
-        function.__name__ = function.__qualname__ = name
-        self.wrong(said)(function)
 
     # What follows from it
 

@@ -52,25 +52,3 @@ def trial(t: Trial, stages: int, micro_batches: int) -> None:
     }
     said = next((text for value, text in known.items() if abs(value - share) < 1e-6), "")
     t.require(abs(share - expected) < 1e-6, f"it is {share:.4g}, expected {expected:.4g}{said}")
-
-
-# Relative to the ideal time.
-EXERCISE.slip(
-    "over_the_work",
-    "that is waiting over working, not over the whole",
-    ("(micro_batches + stages - 1)", "micro_batches"),
-)
-
-# The efficiency.
-EXERCISE.slip("the_rest", "that is the share in which it works", ("return (stages - 1)", "return micro_batches"))
-
-# One stage too many.
-EXERCISE.slip("off_by_one", "one tick too many waited", ("return (stages - 1)", "return stages"))
-
-# As for one micro-batch.
-EXERCISE.slip("without_micro_batches", "it is 0.75, expected 0.3333", ("(micro_batches + stages - 1)", "stages"))
-
-
-@EXERCISE.wrong("returned a NoneType, expected a float")
-def returns_nothing(stages, micro_batches):
-    """No return."""

@@ -73,33 +73,3 @@ def trial(t: Trial, save_s: float, machine_mtbf_s: float, machines: int) -> None
         )
     said = ": that is without what is trained again" if math.isclose(lost, best / 2, rel_tol=1e-3) else ""
     t.require(math.isclose(lost, best, rel_tol=1e-3), f"the lost share is {lost:.4g}, expected {best:.4g}{said}")
-
-
-# The more machines, the sooner one fails.
-EXERCISE.slip(
-    "of_one_machine", "how often does one of all machines fail?", ("machine_mtbf_s / machines", "machine_mtbf_s")
-)
-
-
-@EXERCISE.wrong("a failure loses half of the interval, not all of it")
-def all_is_lost(save_s, machine_mtbf_s, machines):
-    """The worst case."""
-    return checkpoint_interval(save_s / 2, machine_mtbf_s, machines)
-
-
-# Half of it.
-EXERCISE.slip("saving_only", "that is without what is trained again", (" + interval_s / (2 * between_failures_s)", ""))
-
-
-@EXERCISE.wrong("saving a little more often loses less")
-def once_per_failure(save_s, machine_mtbf_s, machines):
-    """As often as machines fail."""
-    return machine_mtbf_s / machines, save_s / machine_mtbf_s * machines
-
-
-# Half of the answer.
-EXERCISE.slip(
-    "interval_only",
-    "returned a float, expected (interval_s, lost)",
-    ("return interval_s, save_s / interval_s + interval_s / (2 * between_failures_s)", "return interval_s"),
-)

@@ -110,31 +110,3 @@ def _check_chosen(t: Trial, chosen: Any, scores: torch.Tensor, expected: torch.T
 def best(world_size: int, positions: int, experts: int, k: int, speed: float) -> Cost:
     """Return an all-reduce of a number for each expert."""
     return Cost.all_reduce(4 * experts, world_size)
-
-
-# The bias moves, and nobody looks at it.
-EXERCISE.slip("without_bias", "chosen by the scores without the bias", ("(scores + bias).topk", "scores.topk"))
-
-# Seldom chosen experts count for more than they should.
-EXERCISE.slip(
-    "gates_with_bias", "the bias has a part in the gates", ("gates = scores.gather", "gates = (scores + bias).gather")
-)
-
-# The scores as they are.
-EXERCISE.slip("not_divided", "which do not add up to 1 yet", ("gates / gates.sum(1, keepdim=True)", "gates"))
-
-# The ranks' routers drift apart.
-EXERCISE.slip("of_this_rank", "by the choices of this rank only", ("dist.all_reduce(load)", "pass"))
-
-# One expert gets all in the end.
-EXERCISE.slip("the_wrong_way", "the popular go up, the others down", ("bias + speed", "bias - speed"))
-
-# Steps of any size.
-EXERCISE.slip("by_the_difference", "moved by the difference, not by its sign", (".sign()", ""))
-
-# The given tensor moves.
-EXERCISE.slip(
-    "in_place",
-    "`bias` was changed",
-    ("bias + speed * (load.mean() - load).sign()", "bias.add_(speed * (load.mean() - load).sign())"),
-)

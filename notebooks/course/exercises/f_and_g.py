@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -115,61 +113,3 @@ def trial(t: Trial, batch: int, features: int, hidden: int) -> None:
 def best(world_size: int, batch: int, features: int, hidden: int) -> Cost:
     """Return an all-reduce of the outputs, and one of the inputs' gradients."""
     return Cost.all_reduce(4 * batch * features, world_size, calls=2)
-
-
-def _function(forward: Any, backward: Any) -> Any:
-    """Return an autograd function with these two passes."""
-    passes = {"forward": staticmethod(lambda ctx, x: forward(x)), "backward": staticmethod(lambda ctx, x: backward(x))}
-    kind: Any = type("Function", (torch.autograd.Function,), passes)
-    return kind.apply
-
-
-def _same(x: Any) -> Any:
-    return x.view_as(x)
-
-
-def _sum(x: Any) -> Any:
-    total = x.clone()
-    dist.all_reduce(total)
-    return total
-
-
-@EXERCISE.wrong("who adds up backward?")
-def forgets_f():
-    """Only the forward sum."""
-    return _function(_same, _same), _function(_sum, _same)
-
-
-@EXERCISE.wrong("g's gradient was added up")
-def sums_both_ways():
-    """As `torch.distributed.nn.functional.all_reduce` does."""
-    return _function(_same, _same), _function(_sum, _sum)
-
-
-@EXERCISE.wrong("this rank's hidden units only: who adds up?")
-def forgets_g():
-    """Only the backward sum."""
-    return _function(_same, _sum), _function(_same, _same)
-
-
-@EXERCISE.wrong("f all-reduces forward")
-def the_wrong_way_round():
-    """g before, f after."""
-    return _function(_sum, _same), _function(_same, _sum)
-
-
-@EXERCISE.wrong("`what g was given` was changed")
-def in_place():
-    """Saves a copy, and spoils what came in."""
-
-    def reduce(x: Any) -> Any:
-        dist.all_reduce(x)
-        return x.clone()
-
-    return _function(_same, _sum), _function(reduce, _same)
-
-
-@EXERCISE.wrong("returned no pair of functions, (f, g)")
-def only_one():
-    """One of two."""
-    return f_and_g()[0]

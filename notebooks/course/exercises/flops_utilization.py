@@ -98,25 +98,3 @@ def trial(
     right = expected * tokens_per_s / devices / peak_flops
     said = ": of all devices, not of one" if devices > 1 and math.isclose(share, right * devices, rel_tol=1e-6) else ""
     t.require(math.isclose(share, right, rel_tol=1e-6), f"the MFU is {share:.4g}, expected {right:.4g}{said}")
-
-
-# The rule of thumb.
-EXERCISE.slip(
-    "six_n", "attention is missing, which has no weights of its own", (" + 12 * depth * width * sequence", "")
-)
-
-# As for inference.
-EXERCISE.slip("forward_only", "that is the forward pass alone", ("6 * weights + 12 *", "2 * weights + 4 *"))
-
-# Two passes.
-EXERCISE.slip(
-    "backward_as_forward", "backward costs twice as much as forward", ("6 * weights + 12 *", "4 * weights + 8 *")
-)
-
-# MACs.
-EXERCISE.slip(
-    "multiplications", "a multiplication and an addition are two", ("6 * weights + 12 *", "3 * weights + 6 *")
-)
-
-# More than all that there is.
-EXERCISE.slip("of_one_device", "of all devices, not of one", ("(devices * peak_flops)", "peak_flops"))

@@ -58,38 +58,3 @@ def trial(t: Trial, counts: tuple[int, ...]) -> None:
 def best(world_size: int, counts: tuple[int, ...]) -> Cost:
     """Return one call with two numbers of 8 bytes."""
     return Cost.all_reduce(16, world_size)
-
-
-@EXERCISE.wrong("the mean of the ranks' accuracies")
-def mean_of_means(correct, count):
-    """Each rank counts alike."""
-    share = torch.tensor(correct / max(1, count))
-    dist.all_reduce(share)
-    return (share / dist.get_world_size()).item()
-
-
-@EXERCISE.wrong("this rank's own")
-def only_its_own(correct, count):
-    """No communication."""
-    return correct / max(1, count)
-
-
-@EXERCISE.wrong("called all_reduce 2 times, expected once")
-def two_calls(correct, count):
-    """Right, and twice as slow."""
-    one, other = torch.tensor(float(correct)), torch.tensor(float(count))
-    dist.all_reduce(one)
-    dist.all_reduce(other)
-    return (one / other).item()
-
-
-# One division too many.
-EXERCISE.slip("divides_twice", "divided by the number of ranks, too", (".item()", ".item() / dist.get_world_size()"))
-
-# A rank without samples.
-EXERCISE.slip("divides_first", "raised ZeroDivisionError", ("[correct, count]", "[correct / count * count, count]"))
-
-# No float.
-EXERCISE.slip(
-    "returns_a_tensor", "returned a Tensor, expected a float", ("(sums[0] / sums[1]).item()", "sums[0] / sums[1]")
-)

@@ -56,33 +56,3 @@ def trial(t: Trial, salt: str) -> None:
     known = {"the sum, not the mean": torch.tensor(sum(values)), "rank 0's own value": torch.tensor(values[0])}
     expected = torch.tensor(sum(values) / t.world_size)
     t.equal("returned", torch.tensor(found), expected, None, known)
-
-
-@EXERCISE.wrong("a hang: rank 0 waits in all_reduce for the other ranks")
-def as_it_was(value):
-    """The hang."""
-    if dist.get_rank() == 0:
-        total = torch.tensor(value)
-        dist.all_reduce(total)
-        return total.item() / dist.get_world_size()
-    return None
-
-
-# No division.
-EXERCISE.slip("sums", "the sum, not the mean", (" / dist.get_world_size()", ""))
-
-
-@EXERCISE.wrong("rank 0's own value")
-def asks_nobody(value):
-    """No hang, and no mean."""
-    return value if dist.get_rank() == 0 else None
-
-
-# Everybody reports.
-EXERCISE.slip("returns_everywhere", "expected None on all ranks but 0", ("if dist.get_rank() == 0:", "if True:"))
-
-
-@EXERCISE.wrong("returned None, expected a float")
-def nobody_returns(value):
-    """No return."""
-    dist.all_reduce(torch.tensor(value))

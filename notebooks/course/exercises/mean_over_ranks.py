@@ -49,26 +49,3 @@ def trial(t: Trial, salt: str) -> None:
 def best(world_size: int, salt: str) -> Cost:
     """Return one all-reduce of one number."""
     return Cost.all_reduce(4, world_size)
-
-
-# No division.
-EXERCISE.slip("sums", "summed, not averaged?", (" / dist.get_world_size()", ""))
-
-
-@EXERCISE.wrong("this rank's own value")
-def own(value):
-    """The result is thrown away."""
-    dist.all_reduce(torch.tensor(value))
-    return value
-
-
-# No item().
-EXERCISE.slip("a_tensor", "returned a Tensor, expected a float", (".item()", ""))
-
-# Nothing is returned.
-EXERCISE.slip(
-    "in_place", "returned a NoneType, expected a float: no return?", ("return total.item() / dist", "total /= dist")
-)
-
-# As if there were always two ranks.
-EXERCISE.slip("always_two", "expected", ("dist.get_world_size()", "2"))

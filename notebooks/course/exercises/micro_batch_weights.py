@@ -65,33 +65,3 @@ def trial(t: Trial, tokens: tuple[tuple[int, ...], ...]) -> None:
 def best(world_size: int, tokens: tuple[tuple[int, ...], ...]) -> Cost:
     """Return one all-reduce of a number."""
     return Cost.all_reduce(4, world_size)
-
-
-@EXERCISE.wrong("all micro-batches count alike")
-def alike(tokens):
-    """As with equally many."""
-    return [1 / len(tokens) for _ in tokens]
-
-
-@EXERCISE.wrong("others have more or fewer")
-def of_this_rank(tokens):
-    """No communication."""
-    return [count / sum(tokens) for count in tokens]
-
-
-@EXERCISE.wrong("is not taken back")
-def divided_twice(tokens):
-    """The mean of DDP forgotten."""
-    return [weight / dist.get_world_size() for weight in micro_batch_weights(tokens)]
-
-
-@EXERCISE.wrong("that is the sum over all tokens, not their mean")
-def sums(tokens):
-    """Not divided."""
-    return [float(count * dist.get_world_size()) for count in tokens]
-
-
-@EXERCISE.wrong("returned a NoneType, expected a list of floats")
-def nothing(tokens):
-    """No return."""
-    micro_batch_weights(tokens)

@@ -112,36 +112,3 @@ def _in_time(t: Trial, begun: list[str], gradients: int) -> None:
         len(t.traffic.works) == calls, "all_reduce without async_op=True: backward waits for it, nothing overlaps"
     )
     t.require("wait" not in begun, "waited within backward: nothing overlaps")
-
-
-@EXERCISE.wrong("nothing overlaps")
-def all_at_the_end(model):
-    """After backward."""
-
-    def finish() -> None:
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-    return finish
-
-
-# Right, but one after the other.
-EXERCISE.slip(
-    "waits_in_the_hook",
-    "all_reduce without async_op=True: backward waits for it",
-    (", async_op=True", ""),
-    ("work.wait()", "pass"),
-)
-
-# The sum.
-EXERCISE.slip("never_divides", "summed, not averaged?", ("parameter.grad /= dist.get_world_size()", "pass"))
-
-# What was begun in the first step is divided again in the second.
-EXERCISE.slip("never_forgets", "in step 1", ("begun.clear()", "pass"))
-
-
-@EXERCISE.wrong("returned a NoneType, expected the function that waits")
-def returns_nothing(model):
-    """Nothing to wait for."""
-    overlap_averaging(model)

@@ -75,32 +75,3 @@ def trial(t: Trial, positions: int, size: int) -> None:
 def best(world_size: int, positions: int, size: int) -> Cost:
     """Return three all-reduces of one number a position."""
     return Cost.all_reduce(4 * positions, world_size, calls=3)
-
-
-# No greatest taken off.
-EXERCISE.slip("overflows", "not a finite number", ("(logits - greatest[:, None]).exp()", "(10 * logits).exp()"))
-
-# Two all-reduces.
-EXERCISE.slip(
-    "forgets_the_last_sum", "only the rank that has a target knows its logit", ("dist.all_reduce(picked)", "pass")
-)
-
-# Clamped, and not masked.
-EXERCISE.slip("forgets_whose_it_is", "ranks that do not have the target's logit add another one", (" * is_mine", ""))
-
-# As if there were no other ranks.
-EXERCISE.slip(
-    "no_communication",
-    "this rank's part of the vocabulary only",
-    ("dist.all_reduce(greatest, dist.ReduceOp.MAX)", "pass"),
-    ("dist.all_reduce(total)", "pass"),
-    ("dist.all_reduce(picked)", "pass"),
-)
-
-
-@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
-def gathers_the_logits(logits, targets, rank):
-    """The whole vocabulary on every rank."""
-    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, logits)
-    return cross_entropy(torch.cat(parts, 1), targets)

@@ -71,32 +71,3 @@ def trial(t: Trial, batch: int, features: int, hidden: int, outputs: int) -> Non
 def best(world_size: int, batch: int, features: int, hidden: int, outputs: int) -> Cost:
     """Return one all-reduce of the outputs."""
     return Cost.all_reduce(4 * batch * outputs, world_size)
-
-
-# Before the sum.
-EXERCISE.slip(
-    "adds_the_bias_everywhere",
-    "the bias is added once on every rank",
-    ("hidden @ second.T", "hidden @ second.T + bias"),
-    ("return outputs + bias", "return outputs"),
-)
-
-# Linear.
-EXERCISE.slip("no_relu", "the relu is missing", ("torch.relu(inputs @ first.T)", "inputs @ first.T"))
-
-# Part of the sum.
-EXERCISE.slip("no_communication", "this rank's hidden units only", ("dist.all_reduce(outputs)", "pass"))
-
-# As for gradients.
-EXERCISE.slip(
-    "averages", "averaged, where the contributions add up", ("return outputs", "return outputs / dist.get_world_size()")
-)
-
-
-@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
-def gathers_the_hidden_units(inputs, first, second, bias):
-    """More than need be."""
-    hidden = torch.relu(inputs @ first.T)
-    parts = [torch.empty_like(hidden) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, hidden)
-    return torch.cat(parts, 1) @ second.T + bias

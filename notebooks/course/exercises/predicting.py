@@ -58,12 +58,6 @@ class Prediction:
             progress.note_prediction(self.question, self.right)
         return Revealed(self)
 
-    def postpone(self, where: str) -> str:
-        """Say where the question will be answered, as no run does so here; buttons become text."""
-        self._make_still()
-        said = "you made no prediction" if self.said is None else f"you said {self.said}"
-        return f"{self.question} {where} answers; {said}"
-
     def _make_still(self) -> None:
         for handle, box in self._shown:  # buttons mean nothing any more, and a saved notebook cannot show them
             handle.update(self._still(), raw=True)
@@ -150,6 +144,6 @@ class Tally:
         return f"you predicted {self.right} of {self.made} right, of {len(self.predictions)} asked for"
 
 
-def tally() -> Tally:
-    """Return how many of this notebook's predictions were right."""
-    return Tally(list(_asked.values()))
+def tally() -> Tally | None:
+    """Return how many of this notebook's predictions were right; None where none was asked for."""
+    return Tally(list(_asked.values())) if _asked else None

@@ -76,29 +76,3 @@ def trial(
     }
     said = known_batches.get(least, "") if least != expected else ""
     t.require(least == expected, f"the smallest batch is {least}, expected {expected}{said}")
-
-
-# As if a sample could be cut.
-EXERCISE.slip(
-    "fractions_of_samples",
-    "samples are whole, and the largest share decides",
-    ("math.ceil(batch / ranks)", "batch / ranks"),
-)
-
-# A reduce-scatter only.
-EXERCISE.slip("once_around", "a ring all-reduce has 2 (n − 1) messages", ("2 * (ranks - 1)", "(ranks - 1)"))
-
-# As if all were hidden.
-EXERCISE.slip(
-    "the_longer_of_both",
-    "nothing hides behind computing, so the two add up",
-    ("math.ceil(batch / ranks) * sample_s + ring_s", "max(math.ceil(batch / ranks) * sample_s, ring_s)"),
-)
-
-# All ranks have as much.
-EXERCISE.slip(
-    "full_shares", "a smaller one has a rank with as many samples", ("(share - 1) * ranks + 1", "share * ranks")
-)
-
-# Not the batch.
-EXERCISE.slip("share_of_one", "that is the share of one rank", ("(share - 1) * ranks + 1", "share"))

@@ -72,37 +72,3 @@ def trial(t: Trial, losses: tuple[tuple[float, ...], ...], limit: float) -> None
     )
     calls = t.traffic.count("all_reduce")
     t.require(calls <= steps, f"called all_reduce {calls} times in {steps} steps, expected one a step")
-
-
-# The hang.
-EXERCISE.slip(
-    "as_it_was",
-    "a hang: rank 1 waits in all_reduce for the other ranks",
-    ("total / dist.get_world_size() < limit", "loss < limit"),
-)
-
-
-@EXERCISE.wrong("did 5 steps, expected 4")
-def compares_the_sum(losses, limit):
-    """No division."""
-    return stop_together([loss * dist.get_world_size() for loss in losses], limit)
-
-
-@EXERCISE.wrong("did 5 steps, expected 4")
-def never_stops(losses, limit):
-    """No hang, and no early end."""
-    return stop_together(losses, -1.0)
-
-
-@EXERCISE.wrong("did 3 steps, expected 4")
-def counts_one_less(losses, limit):
-    """Off by one."""
-    return stop_together(losses, limit) - 1
-
-
-# A second all-reduce for the decision.
-EXERCISE.slip(
-    "asks_twice",
-    "called all_reduce 8 times in 4 steps, expected one a step",
-    ("dist.all_reduce(total)", "dist.all_reduce(total.clone()), dist.all_reduce(total)"),
-)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import tempfile
-import threading
 from pathlib import Path
 
 from course.exercises.base import Exercise
@@ -85,52 +83,3 @@ def trial(t: Trial, lines: int, world_size: int) -> None:
                     f"`task({rank})` is {found:g} in its {call} call, expected {expected:g}"
                     + (": that is the sum of all" if world_size > 1 and found == sum(numbers) else ""),
                 )
-
-
-@EXERCISE.wrong("`task` cannot be sent: cannot pickle")
-def as_it_was(path, world_size):
-    """Unrepaired."""
-    lock = threading.Lock()
-    numbers = (float(line) for line in Path(path).read_text().split())
-
-    def task(rank: int) -> float:
-        with lock:
-            return sum(itertools.islice(numbers, rank, None, world_size))
-
-    return task
-
-
-@EXERCISE.wrong("`task` cannot be sent: cannot pickle 'generator' object")
-def keeps_the_generator(path, world_size):
-    """Only the lock is gone."""
-    numbers = (float(line) for line in Path(path).read_text().split())
-    return lambda rank: sum(itertools.islice(numbers, rank, None, world_size))
-
-
-@EXERCISE.wrong("`task(0)` is 0 in its second call")
-def an_iterator(path, world_size):
-    """An iterator of a list can be sent, but is used up."""
-    numbers = iter([float(line) for line in Path(path).read_text().split()])
-    return lambda rank: sum(itertools.islice(numbers, rank, None, world_size))
-
-
-@EXERCISE.wrong("that is the sum of all")
-def forgets_the_rank(path, world_size):
-    """Every rank does everything."""
-    return lambda rank: sum(map(float, Path(path).read_text().split()))
-
-
-@EXERCISE.wrong("returned a float, expected a function of the rank")
-def calls_it(path, world_size):
-    """No function is left to be sent."""
-    return sum(map(float, Path(path).read_text().split()))
-
-
-@EXERCISE.wrong("`task(0)` is None, expected")
-def returns_nothing(path, world_size):
-    """No return in the task."""
-
-    def task(rank: int) -> None:
-        sum(list(map(float, Path(path).read_text().split()))[rank::world_size])
-
-    return task

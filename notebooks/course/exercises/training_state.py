@@ -131,32 +131,3 @@ def _put_back(t: Trial, state: dict[str, Any], network: Any, optimizer: Any, sch
             t.fail(f"load_state_dict refuses what is under `{key}`: {str(error).splitlines()[0]}")
     if "rng" in state:
         torch.set_rng_state(state["rng"])
-
-
-# The keys are DDP's.
-EXERCISE.slip(
-    "saves_the_wrapper",
-    "the keys under `model` begin with `module.`",
-    ("model.module.state_dict()", "model.state_dict()"),
-)
-
-
-@EXERCISE.wrong("what the dict holds has changed while training went on")
-def takes_no_copy(model, optimizer, scheduler, epoch):
-    """References."""
-    return training_state(model, optimizer, scheduler, epoch) | {"model": model.module.state_dict()}
-
-
-# The curves part.
-EXERCISE.slip("forgets_the_momentum", 'the dict has no "optimizer"', ('"optimizer": optimizer.state_dict(),', ""))
-
-# Dropout draws other masks.
-EXERCISE.slip("forgets_the_random_numbers", 'the dict has no "rng"', ('"rng": torch.get_rng_state(),', ""))
-
-# The learning rate begins anew.
-EXERCISE.slip("forgets_the_scheduler", 'the dict has no "scheduler"', ('"scheduler": scheduler.state_dict(),', ""))
-
-# The one that is done.
-EXERCISE.slip(
-    "repeats_an_epoch", "`epoch` is 0, expected 1: the first that is still to be done", ("epoch + 1", "epoch")
-)

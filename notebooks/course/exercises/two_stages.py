@@ -78,36 +78,3 @@ def trial(t: Trial, batch: int, width: int) -> None:
     else:
         t.require(isinstance(found, float), f"returned a {type(found).__name__}, expected the loss as a float")
         t.equal("loss", torch.tensor(found), loss.detach())
-
-
-# The first stage never learns.
-EXERCISE.slip(
-    "no_backward_on_rank_0",
-    "`stage.0.weight.grad` is None: backward has not come to this stage",
-    ("hidden.backward(gradient)", "pass"),
-)
-
-# What was received is no leaf that asks for a gradient.
-EXERCISE.slip("no_gradient_for_what_came", "raised", ("hidden.requires_grad_()", "pass"))
-
-# As if the loss were the sum of what was sent.
-EXERCISE.slip(
-    "sends_ones_back",
-    "`stage.0.weight.grad[0, 0]` is",
-    ("dist.send(hidden.grad, 0)", "dist.send(torch.ones(hidden_shape), 0)"),
-)
-
-# Rank 1 keeps the gradient to itself.
-EXERCISE.slip("nothing_comes_back", "a hang: rank", ("dist.send(hidden.grad, 0)", "pass"))
-
-# No float.
-EXERCISE.slip(
-    "returns_a_tensor", "returned a Tensor, expected the loss as a float", ("return loss.item()", "return loss")
-)
-
-# A mean over the batch is forgotten.
-EXERCISE.slip(
-    "sends_the_sum_back",
-    "5 times what it should be",
-    ("dist.send(hidden.grad, 0)", "dist.send(hidden.grad * len(hidden), 0)"),
-)

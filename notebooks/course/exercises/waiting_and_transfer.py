@@ -61,28 +61,3 @@ def trial(t: Trial, entered: tuple[float, ...], ended: tuple[float, ...]) -> Non
         is_right = all(abs(one - other) < 1e-9 for one, other in zip(pair, expected, strict=True))
         said = next((text for value, text in known if tuple(pair) == value), "")
         t.require(is_right, f"rank {rank} has {tuple(pair)}, expected {expected}{said}")
-
-
-# What a profiler of one rank shows.
-EXERCISE.slip("all_is_transfer", "nobody has waited here", ("full - came, went - full", "0.0, went - came"))
-
-# Transfer first.
-EXERCISE.slip("swapped", "the other way round", ("full - came, went - full", "went - full, full - came"))
-
-# The two do not add up to the whole.
-EXERCISE.slip("counts_twice", "transfer begins when the last rank has come", ("went - full", "went - came"))
-
-# The late rank is said to wait.
-EXERCISE.slip(
-    "since_the_first",
-    "it is the last rank that waits for nobody, not the first",
-    ("full - came, went - full", "came - min(entered), went - came"),
-)
-
-# Waiting alone.
-EXERCISE.slip("one_number", "expected a pair", ("(full - came, went - full)", "full - came"))
-
-
-@EXERCISE.wrong("returned a NoneType, expected a list of pairs")
-def returns_nothing(entered, ended):
-    """No return."""

@@ -68,36 +68,3 @@ def trial(t: Trial, entered: tuple[tuple[float, ...], ...]) -> None:
     t.require(rank == expected, f"it is rank {rank}, expected rank {expected}: by rank the medians are {by_rank}")
     said = next((text for value, text in known.items() if value == late_s), "")
     t.require(abs(late_s - expected_s) < 1e-9, f"rank {rank} is {late_s} s late, expected {expected_s} s{said}")
-
-
-# How far ranks are apart, not what the run would gain.
-EXERCISE.slip("after_the_first", "how late it is to the first of the others", ("max(others)", "min(others)"))
-
-
-@EXERCISE.wrong("it is rank 1, expected rank 2")
-def the_worst_step(entered):
-    """Whoever was late once."""
-    late, rank = max((sorted(step)[-1] - sorted(step)[-2], step.index(max(step))) for step in entered)
-    return rank, late
-
-
-@EXERCISE.wrong("that is the worst step, not the median")
-def by_its_worst_step(entered):
-    """The right rank, and its worst step."""
-    rank, _ = who_is_late(entered)
-    return rank, max(step[rank] - max(step[:rank] + step[rank + 1 :]) for step in entered)
-
-
-@EXERCISE.wrong("it is rank 0, expected rank 2")
-def who_waits(entered):
-    """The rank that comes first has the longest all-reduce."""
-    late = [median(max(step) - step[rank] for step in entered) for rank in range(len(entered[0]))]
-    return late.index(max(late)), max(late)
-
-
-# Half of it.
-EXERCISE.slip(
-    "the_rank_alone",
-    "expected a pair: the rank, and seconds",
-    ("late.index(max(late)), max(late)", "late.index(max(late))"),
-)

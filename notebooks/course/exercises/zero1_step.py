@@ -76,31 +76,3 @@ def best(world_size: int, size: int, lr: float) -> Cost:
     """Return a reduce-scatter and an all-gather, twice."""
     half = 4 * size * world_size * (world_size - 1) // world_size
     return Cost(4, 4 * half)
-
-
-# No division.
-EXERCISE.slip("sums", "the gradients are summed, not averaged?", ("mean /= world_size", "pass"))
-
-# The others' weights stay old.
-EXERCISE.slip(
-    "does_not_gather",
-    "only this rank's share is new",
-    ("dist.all_gather_into_tensor(weights, share)", "weights.chunk(world_size)[rank].copy_(share)"),
-)
-
-# As without ZeRO.
-EXERCISE.slip(
-    "reduces_everything",
-    "calls dist.all_reduce, which this exercise does not allow",
-    ("dist.reduce_scatter_tensor(mean, gradient)", "dist.all_reduce(gradient)"),
-)
-
-# The optimizer forgets: seen in the second step.
-EXERCISE.slip("plain_sgd", "without momentum", ("momentum.mul_(0.9).add_(mean)", "momentum.copy_(mean)"))
-
-# A copy is updated.
-EXERCISE.slip(
-    "keeps_no_momentum",
-    "`momentum (step 0)[0]` is 0",
-    ("momentum.mul_(0.9).add_(mean)", "momentum = 0.9 * momentum + mean"),
-)

@@ -113,34 +113,3 @@ def trial(t: Trial, length: int, width: int) -> None:
 def best(world_size: int, length: int, width: int) -> Cost:
     """Return n − 1 messages with a block of keys and values each."""
     return Cost(world_size - 1, (world_size - 1) * 2 * 4 * 2 * length * width)
-
-
-# As in the exercise before.
-EXERCISE.slip(
-    "not_causal", "every query sees every key", ("scores.masked_fill(keys > queries[:, None], -torch.inf)", "scores")
-)
-
-# The wrong positions.
-EXERCISE.slip(
-    "in_order",
-    "masked as if the sequence were cut in order",
-    ("pieces[rank], pieces[-1 - rank]", "pieces[2 * rank], pieces[2 * rank + 1]"),
-)
-
-
-@EXERCISE.wrong("this rank's keys and values only")
-def stays_at_home(q, k, v, rank, world_size):
-    """Local attention."""
-    own = _positions(rank, world_size, len(q) // 2)
-    return _gathered(q, k, v, own[:, None] >= own)
-
-
-# All but itself; the first sees itself, or nothing would be left.
-EXERCISE.slip(
-    "strictly_before",
-    "a query does not see its own position",
-    ("keys > queries[:, None], -torch.inf", "(keys >= queries[:, None]) & (keys > 0), -1e9"),
-)
-
-# A quotient of two zeros.
-EXERCISE.slip("own_block_last", "has a query seen nothing yet?", ("keys > queries", "keys >= queries"))

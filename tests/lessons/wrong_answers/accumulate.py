@@ -1,0 +1,53 @@
+"""Wrong answers to `accumulate`, and a piece of what each must be told."""
+
+from torch.nn.functional import mse_loss
+
+from course.exercises.accumulate import EXERCISE
+from tests.support.wrong_answers import WrongAnswers
+
+WRONG = WrongAnswers(EXERCISE)
+
+
+@WRONG("DDP sent the gradients 4 times, expected once")
+def sends_every_time(model, batches):
+    """No no_sync."""
+    for inputs, targets in batches:
+        (mse_loss(model(inputs), targets) / len(batches)).backward()
+
+
+@WRONG("this rank's alone: nothing was sent")
+def never_sends(model, batches):
+    """Everything in no_sync."""
+    with model.no_sync():
+        sends_every_time(model, batches)
+
+
+# A step several times as long.
+WRONG.slip(
+    "forgets_to_divide",
+    "the sum over micro-batches, not their mean",
+    ("aims) / len(batches)", "aims)"),
+    ("targets) / len(batches)", "targets)"),
+)
+
+
+@WRONG("DDP sent the gradients 4 times, expected once")
+def only_backward_in_no_sync(model, batches):
+    """The forward pass decides."""
+    for index, (inputs, targets) in enumerate(batches):
+        loss = mse_loss(model(inputs), targets) / len(batches)
+        if index < len(batches) - 1:
+            with model.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+
+
+@WRONG("`weight.grad[0, 0]` is")
+def last_batch_only(model, batches):
+    """Cleared in between."""
+    for inputs, targets in batches:
+        model.zero_grad()
+        with model.no_sync():
+            (mse_loss(model(inputs), targets) / len(batches)).backward()
+    sends_every_time(model, batches[-1:])

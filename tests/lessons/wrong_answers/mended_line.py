@@ -1,0 +1,73 @@
+"""Wrong answers to `mended_line`, and a piece of what each must be told."""
+
+from course.batch_scripts import SCRIPTS
+from course.exercises.mended_line import EXERCISE, mended_line
+from tests.support.wrong_answers import WrongAnswers
+
+WRONG = WrongAnswers(EXERCISE)
+
+
+def _with(letter, *found):
+    """The right lines, but for one script."""
+    return lambda script: found if script == letter else mended_line(script)
+
+
+@WRONG("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
+def with_a_space(script):
+    """SLURM takes it for a comment."""
+    return _with("A", 3, "# SBATCH --ntasks-per-node=4")(script)
+
+
+@WRONG("SLURM may place 8 tasks on 2 nodes as it likes")
+def eight_tasks(script):
+    """Seven on one node and one on the other, perhaps."""
+    return _with("A", 3, "#SBATCH --ntasks=8")(script)
+
+
+@WRONG("torchrun refuses --node-rank=$SLURM_NODEID: that is no number")
+def nobody_replaces_it(script):
+    """Neither the batch script nor a task has a shell that does."""
+    line = SCRIPTS["B"].splitlines()[6].replace("$SLURM_NODEID", r"\$SLURM_NODEID")
+    return _with("B", 7, line)(script)
+
+
+@WRONG("rank 4, on gpu08, looks for rank 0 at 127.0.0.1, which is gpu08; rank 0 is on gpu07")
+def another_name_for_localhost(script):
+    """The same machine."""
+    return _with("C", 5, "export MASTER_ADDR=127.0.0.1")(script)
+
+
+@WRONG("srun: error: Unable to create step for job 4711: More processors requested than permitted")
+def an_agent_for_each_gpu(script):
+    """Ranks of ranks."""
+    return _with("D", 7, SCRIPTS["D"].splitlines()[6].replace("torchrun", "srun --ntasks=8 torchrun"))(script)
+
+
+@WRONG("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
+def four_tasks_of_srun(script):
+    """The job has two tasks, and that holds."""
+    return _with("A", 7, "srun --ntasks-per-node=4 python train.py")(script)
+
+
+@WRONG("rank 1 looks for port 20001, and rank 0 listens on another, 20000")
+def a_port_for_each_rank(script):
+    """No longer random, and still not the same."""
+    return _with("E", 6, "srun bash -c 'MASTER_PORT=$((20000 + SLURM_PROCID)) python train.py'")(script)
+
+
+@WRONG("the batch script gets a signal for which it has no trap")
+def another_signal(script):
+    """The trap is for USR1."""
+    return _with("F", 6, "#SBATCH --signal=B:USR2@120")(script)
+
+
+@WRONG("SLURM signals the tasks, which end at once")
+def as_it_was(script):
+    """Nothing mended in F."""
+    return _with("F", 6, "#SBATCH --signal=USR1@300")(script)
+
+
+@WRONG("returned a str, expected (number, line)")
+def line_only(script):
+    """Half of the answer."""
+    return mended_line(script)[1]

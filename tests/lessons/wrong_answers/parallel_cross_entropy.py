@@ -1,0 +1,38 @@
+"""Wrong answers to `parallel_cross_entropy`, and a piece of what each must be told."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from course.exercises.parallel_cross_entropy import EXERCISE
+from tests.support.wrong_answers import WrongAnswers
+
+WRONG = WrongAnswers(EXERCISE)
+
+# No greatest taken off.
+WRONG.slip("overflows", "not a finite number", ("(logits - greatest[:, None]).exp()", "(10 * logits).exp()"))
+
+# Two all-reduces.
+WRONG.slip(
+    "forgets_the_last_sum", "only the rank that has a target knows its logit", ("dist.all_reduce(picked)", "pass")
+)
+
+# Clamped, and not masked.
+WRONG.slip("forgets_whose_it_is", "ranks that do not have the target's logit add another one", (" * is_mine", ""))
+
+# As if there were no other ranks.
+WRONG.slip(
+    "no_communication",
+    "this rank's part of the vocabulary only",
+    ("dist.all_reduce(greatest, dist.ReduceOp.MAX)", "pass"),
+    ("dist.all_reduce(total)", "pass"),
+    ("dist.all_reduce(picked)", "pass"),
+)
+
+
+@WRONG("calls dist.all_gather, which this exercise does not allow")
+def gathers_the_logits(logits, targets, rank):
+    """The whole vocabulary on every rank."""
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, logits)
+    return cross_entropy(torch.cat(parts, 1), targets)

@@ -1,0 +1,55 @@
+"""Wrong answers to `sum_in_step`, and a piece of what each must be told."""
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.sum_in_step import EXERCISE, sum_in_step
+from tests.support.wrong_answers import WrongAnswers
+
+WRONG = WrongAnswers(EXERCISE)
+
+
+@WRONG("a hang: rank 1 waits in all_reduce for the other ranks")
+def as_it_was(batches):
+    """The hang."""
+    totals = []
+    for batch in batches:
+        total = batch.clone()
+        dist.all_reduce(total)
+        totals.append(total)
+    return totals
+
+
+@WRONG("raised IndexError")
+def takes_the_most(batches):
+    """MAX in the place of MIN."""
+    steps = torch.tensor(len(batches))
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
+    totals = []
+    for i in range(int(steps.item())):
+        total = batches[i].clone()
+        dist.all_reduce(total)
+        totals.append(total)
+    return totals
+
+
+@WRONG("returned 4 totals, expected 3, the fewest batches of any rank")
+def goes_on_alone(batches):
+    """What is left is added up by nobody."""
+    totals = sum_in_step(batches)
+    return totals + [batch.clone() for batch in batches[len(totals) :]]
+
+
+@WRONG("`batches[0]` was changed")
+def adds_in_place(batches):
+    """No clone."""
+    totals = sum_in_step(batches)
+    for batch, total in zip(batches, totals, strict=False):
+        batch.copy_(total)
+    return totals
+
+
+@WRONG("nothing has changed it")
+def does_not_add(batches):
+    """No hang, and no sum."""
+    return batches[: len(sum_in_step(batches))]

@@ -1,0 +1,53 @@
+"""Wrong answers to `through_experts`, and a piece of what each must be told."""
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.through_experts import EXERCISE, through_experts
+from tests.support.wrong_answers import WrongAnswers
+
+WRONG = WrongAnswers(EXERCISE)
+
+
+@WRONG("this rank's own expert did it")
+def stays_at_home(x, chosen, work):
+    """No communication."""
+    return work(x)
+
+
+@WRONG("in the order in which they were sent, not in that of the positions")
+def forgets_the_order(x, chosen, work):
+    """Comes back sorted by experts."""
+    return through_experts(x, chosen, work)[chosen.argsort(stable=True)]
+
+
+@WRONG("sorted twice")
+def sorts_twice(x, chosen, work):
+    """By the same order again."""
+    order = chosen.argsort(stable=True)
+    return through_experts(x, chosen, work)[order][order]
+
+
+@WRONG("calls dist.all_gather, which this exercise does not allow")
+def gathers_all(x, chosen, work):
+    """Every position to every rank."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return work(x)
+
+
+@WRONG("failed: RuntimeError")
+def equal_parts(x, chosen, work):
+    """As if as many came as go."""
+    n = dist.get_world_size()
+    order = chosen.argsort(stable=True)
+    leaving = chosen.bincount(minlength=n).tolist()
+    arrived = x.new_empty(x.shape[0] // n * n, x.shape[1])
+    dist.all_to_all_single(arrived, x[order], None, leaving)
+    return work(arrived)
+
+
+@WRONG("no return?")
+def returns_nothing(x, chosen, work):
+    """No return."""
+    through_experts(x, chosen, work)
