@@ -4,7 +4,6 @@
     answers       what learners wrote and was right, for the rest of the lesson (`mine`)
     transformer   a small GPT, and ways to train it in parallel, one a module
     data_parallel the four steps of `nn.DataParallel` on the CPU
-    scaling       how long a step is on other numbers of ranks
     datasets, models          the data and the networks
     reference, steps, replay  training in one process, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
@@ -12,12 +11,11 @@
     formulas, facts               what several lessons use
     pitfalls      what the cells of the lessons on pitfalls share
     batch_scripts, launch_environments      what batch scripts start, and what launchers tell a process
-    overview      where the reader is, and the same training without labkit
+    overview      how far the user is, and scripts that lessons show
     hangs         runs that are meant to hang, of the lessons on deadlocks
-    needs         what a lesson needs that not every system has
 
 A folder beside the notebooks: a lesson finds it because a notebook's kernel starts in the notebook's own folder. Ranks
-find it as they find any module of the reader's. It is imported on ranks too, so its parts are imported on first use.
+find it as they find any module of the user's. It is imported on ranks too, so its parts are imported on first use.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import pitfalls as pitfalls
     from course import reference as reference
     from course import replay as replay
-    from course import scaling as scaling
     from course import steps as steps
     from course import transformer as transformer
     from course.answers import mine as mine
@@ -49,6 +46,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.overview import progress as progress
     from course.overview import script as script
     from course.overview import strip as strip
+    from course.overview import written as written
     from course.tables import sortable as sortable
 
 _HOMES = {
@@ -62,6 +60,7 @@ _HOMES = {
     "strip": "overview",
     "tally": "exercises",
     "without": "changes",
+    "written": "overview",
 }
 """The module of each public name …"""
 
@@ -78,7 +77,6 @@ _MODULES = {
         "pitfalls",
         "reference",
         "replay",
-        "scaling",
         "steps",
         "transformer",
     )
