@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -82,6 +85,26 @@ def resnet50(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
     from torchvision.models import resnet50 as torchvision_resnet50
 
     return _with_stem(torchvision_resnet50(weights=None, num_classes=classes), cifar_stem)
+
+
+class Sleep(torch.autograd.Function):
+    """Pass values on after a sleep, and their gradients after one twice as long: a device that computes.
+
+    `Sleep.apply(values, forward_s)` stands at the end of a layer where ranks that share cores simulate devices.
+    """
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, forward_s: float) -> Tensor:
+        """Sleep for `forward_s` seconds."""
+        context.forward_s = forward_s
+        time.sleep(forward_s)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradients: Tensor) -> tuple[Tensor, None]:
+        """Sleep for twice as long."""
+        time.sleep(2 * context.forward_s)
+        return gradients, None
 
 
 def _with_stem(model: nn.Module, cifar_stem: bool) -> nn.Module:

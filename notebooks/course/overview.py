@@ -50,6 +50,14 @@ def script(path: str, summary: str) -> Script:
     return Script(path, summary)
 
 
+def written(lesson: str, name: str) -> str:
+    """Return the script of this name that a cell of a lesson in this folder writes."""
+    cells = ("".join(cell["source"]) for cell in json.loads(Path(lesson).read_text("utf-8"))["cells"])
+    head = f"%%writefile {{folder}}/{name}\n"
+    (source,) = (source.removeprefix(head) for source in cells if source.startswith(head))
+    return source
+
+
 def diff(lesson: str, file: str | os.PathLike[str]) -> Page:
     """Return a page that shows what a script has and lacks beside that of the same name which an earlier lesson writes.
 
@@ -57,9 +65,7 @@ def diff(lesson: str, file: str | os.PathLike[str]) -> Page:
         lesson: the earlier notebook, in this folder.
         file: the script that this lesson has written.
     """
-    cells = ("".join(cell["source"]) for cell in json.loads(Path(lesson).read_text("utf-8"))["cells"])
-    head = f"%%writefile {{folder}}/{Path(file).name}\n"
-    (before,) = (source.removeprefix(head) for source in cells if source.startswith(head))
+    before = written(lesson, Path(file).name)
     lines = list(
         difflib.unified_diff(before.splitlines(), Path(file).read_text("utf-8").splitlines(), lineterm="", n=1)
     )

@@ -125,8 +125,8 @@ BROKEN = {
         {"stage_ms": 20, "repeats": 1},
     ),
     "06_pipeline: slow stages": (
-        "time.sleep(2 * context.forward_s)",
-        "time.sleep(4 * context.forward_s)",
+        "stage_ms / 1000 / 3 * len(values)",
+        "stage_ms / 1000 / 2 * len(values)",
         "a piece lasts as long as the formula has it",
         {"stage_ms": 40, "repeats": 1},
     ),

@@ -82,3 +82,14 @@ def test_the_cifar_stem_of_a_resnet_keeps_the_size_of_the_image(make, channels, 
         getattr(model, name).register_forward_hook(lambda _, __, out, name=name: sizes.update({name: out.shape}))
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
     assert sizes == {"maxpool": (2, 64, stem_size, stem_size), "layer4": (2, channels, last_size, last_size)}
+
+
+def test_a_sleep_passes_values_and_gradients_on_and_its_backward_takes_twice_as_long(monkeypatch):
+    slept = []
+    monkeypatch.setattr(models.time, "sleep", slept.append)
+    values = torch.randn(3, requires_grad=True)
+    passed = models.Sleep.apply(values, 0.01)
+    passed.square().sum().backward()
+    assert torch.equal(passed, values)
+    assert torch.equal(values.grad, 2 * values)
+    assert slept == [0.01, 0.02]

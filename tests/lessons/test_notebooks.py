@@ -185,19 +185,6 @@ def test_a_route_contains_what_its_lessons_need():
             assert set(filter(None, each.needs.split(", "))) <= there, f"{each.name} in {name}"
 
 
-def test_the_bet_of_lesson_07_is_made_in_lesson_00_in_the_same_words():
-    asked = [calls_of_predict(FOLDER / f"{name}.ipynb") for name in ("00_start_here", "07_compare")]
-    assert len(set.intersection(*asked)) == 1
-
-
-def calls_of_predict(lesson):
-    """The questions of a lesson with their options, as far as they are plain strings."""
-    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
-    trees = [ast.parse(cell.source) for cell in cells if "course.predict(" in cell.source]
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {tuple(map(ast.unparse, call.args)) for call in calls if ast.unparse(call.func) == "course.predict"}
-
-
 def test_an_exercise_comes_before_its_answer():
     """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
     for lesson in LESSONS:
@@ -222,7 +209,6 @@ BEFORE = {
     "05_model_parallel": ("two_stages", "def first_stage"),
     "06_pipeline": ("bubble", 'course.mine("bubble"'),
     "19_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
-    "07_compare": ("break_even", 'course.mine("break_even"'),
     "21_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
     "08_when_parallel_equals_serial": ("batch_norm_statistics", "class GatheredBatchNorm"),
     "08_when_parallel_equals_serial: accumulate": ("accumulate", "model.no_sync()"),

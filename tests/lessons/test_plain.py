@@ -1,4 +1,4 @@
-"""The scripts that a lesson shows as "the same without labkit": whole, tried, and equal to the lesson's own result."""
+"""The scripts that lessons show or write: whole, tried, and equal to the lesson's own result, or to each other."""
 
 from __future__ import annotations
 
@@ -81,6 +81,21 @@ def run(tmp_path):
     return run
 
 
+@pytest.fixture
+def losses_of_file(run):
+    """What the file that a lesson writes prints under torchrun: the mean loss of each epoch."""
+    train, test = course.datasets.load("digits")
+    torch.save((train.tensors(), test.tensors()), run.folder / "both.pt")
+
+    def losses(lesson, ranks, data="digits.pt"):
+        file = run.folder / f"{lesson[:2]}.py"
+        file.write_text(course.written(FOLDER / f"{lesson}.ipynb", "train.py"))
+        said = run(file, "--data", data, by_torchrun=ranks)
+        return [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+)", said, re.MULTILINE)]
+
+    return losses
+
+
 def apart(some, others):
     """The greatest difference of two networks' tensors, taken in order: their names may differ."""
     pairs = zip(some.values(), others.values(), strict=True)
@@ -131,6 +146,29 @@ def test_ddp_ends_with_the_weights_of_lesson_04(script, by_torchrun, run, ranks)
     train = of_lesson("04", over_all=course.exercises.find("mean_accuracy").solution)["train"]
     lesson = labkit.launch(train, 1, on=ranks, seed=0, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-5
+
+
+@pytest.mark.spawns
+def test_the_files_that_lessons_00_to_06_write_train_alike(losses_of_file):
+    one, two = (losses_of_file("00_start_here", ranks) for ranks in (1, 2))
+    assert len(one) == len(two) == 2
+    assert losses_of_file("03_ddp_by_hand", 2) == pytest.approx(two, abs=2e-4)
+    assert losses_of_file("04_ddp", 2, "both.pt") == pytest.approx(two, abs=2e-4), "in two micro-batches"
+    assert losses_of_file("05_model_parallel", 2) == pytest.approx(one, abs=2e-4), "two stages, whole batches"
+    assert losses_of_file("06_pipeline", 2) == pytest.approx(one, abs=2e-4)
+    train_set = course.datasets.load("digits").train
+    sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
+    torch.manual_seed(0)
+    model = course.models.ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    losses = []
+    for images, labels in DataLoader(train_set, 48, sampler=sampler, drop_last=True):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert one[0] == pytest.approx(sum(losses) / len(losses), abs=2e-4)
 
 
 @pytest.mark.spawns

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import re
 import symtable
 from collections.abc import Iterable, Iterator
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 
 LEAST_CHARACTERS = 10
 """An assertion is known by so long a piece of what it says, or a longer one."""
@@ -18,14 +20,14 @@ def slice_for(notebook: nbformat.NotebookNode, said: str) -> nbformat.NotebookNo
     """Return a copy with only the code cells that the assertion which says `said` needs, directly or through others.
 
     Of the cell that holds the assertion, one of the last, only that one is kept, with the statements that it needs;
-    later cells are left out. A notebook with magics is returned whole: what its cells share may lie on ranks.
+    later cells are left out. A notebook with `%%ranks` is returned whole: what its cells share may lie on ranks. Names
+    in a shell's command and in `%%writefile` are not seen.
     """
     notebook = copy.deepcopy(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    try:
-        parts = [ast.parse(cell.source).body for cell in code]
-    except SyntaxError:
+    if any(re.search(r"^%%?ranks|= %ranks", cell.source, re.MULTILINE) for cell in code):
         return notebook
+    parts = [ast.parse(TransformerManager().transform_cell(cell.source)).body for cell in code]
     every_code_cell = code
     code, parts, (*closing, check) = _asserting(code, parts, said)
     lines = [[statement] for statement in closing if not isinstance(statement, ast.Assert)]
