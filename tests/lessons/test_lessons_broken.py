@@ -304,7 +304,7 @@ BROKEN = {
     "24_experts": (
         "layer.exchange = transformer.expert_parallel.exchange",
         "layer.exchange = lambda slots, apply: slots",
-        "positions come back from their experts",
+        "tokens come back from their experts",
     ),
     "24_experts: no balance": ("(loss + extra).backward()", "loss.backward()", "balance drops fewer"),
     "24_experts: as many experts": (

@@ -59,6 +59,7 @@ def run(tmp_path):
         command = [sys.executable, *(launcher if by_torchrun else []), FOLDER / "plain" / script]
         given = ["digits.pt"] if "digits.pt" in (FOLDER / "plain" / script).read_text() else []
         environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
+        environment["PYTHONPATH"] = str(FOLDER)  # scripts of big models import the course's GPT
         return subprocess.Popen(
             [*map(str, command), *given, *map(str, options)],
             cwd=tmp_path,
@@ -259,6 +260,75 @@ def test_data_parallel_logs_the_losses_of_one_process(run):
         optimizer.step()
         losses.append(loss.item())
     assert torch.load(run.folder / "losses.pt")[:8] == pytest.approx(losses, abs=1e-4)
+
+
+def written_by(lesson, folder):
+    """Write the script that a lesson writes into a folder; its path."""
+    (file,) = FOLDER.glob(f"{lesson}_*.ipynb")
+    sources = (cell.source for cell in nbformat.read(file, as_version=4).cells)
+    ((line, script),) = (s.split("\n", 1) for s in sources if re.match(r"%%writefile \S+\.py", s))
+    path = folder / line.rpartition("/")[2]
+    path.write_text(script)
+    return path
+
+
+def losses_in(file):
+    return torch.load(file) if file.suffix == ".pt" else json.loads(file.read_text())
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    ("lesson", "options", "tolerance"),
+    few(
+        [
+            ("20", ["--out", "{n}.json"], 0.02),  # gradients of 16 bits, which are added in another order
+            ("21", ["--tp", "{n}", "--out", "{n}.json"], 1e-4),
+            ("22", ["{n}.pt"], 1e-4),
+            ("23", ["{n}.pt"], 1e-4),
+            ("24", ["{n}.pt"], 1e-4),
+        ],
+        3,
+    ),
+)
+def test_the_script_of_a_lesson_has_the_same_losses_on_two_ranks_as_on_one(lesson, options, tolerance, run):
+    script, losses = written_by(lesson, run.folder), {}
+    for n in (1, 2):
+        given = [option.format(n=n) for option in options]
+        run(script, *given, by_torchrun=n)
+        losses[n] = torch.tensor(losses_in(run.folder / given[-1])).flatten()
+    assert (losses[1] - losses[2]).abs().max() <= tolerance * losses[1].abs().max()
+    assert losses[2].isfinite().all()
+
+
+@pytest.mark.spawns
+def test_the_script_of_lesson_15_leaves_equal_weights_on_all_ranks(run):
+    images, labels = course.datasets.load("digits").train.tensors()
+    torch.save({"images": images, "labels": labels}, run.folder / "images.pt")
+    script, losses = written_by("15", run.folder), {}
+    for n in (1, 2):
+        run(script, "--data", "images.pt", "--out", f"out-{n}", "--steps", 5, by_torchrun=n)
+        found = [torch.load(run.folder / f"out-{n}" / f"rank-{rank}.pt") for rank in range(n)]
+        assert len({rank["sha256"] for rank in found}) == 1
+        losses[n] = torch.tensor([rank["losses"] for rank in found]).mean(0)
+    assert (losses[1] - losses[2]).abs().max() <= 1e-4
+
+
+@pytest.mark.spawns
+def test_the_script_of_lesson_16_logs_one_loss_for_a_batch_that_does_not_divide(run):
+    (lesson,) = FOLDER.glob("16_*.ipynb")
+    cells = [cell.source for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    (listed,) = (source for source in cells if source.startswith("begins = "))
+    names = {}
+    exec("\n".join(line for line in listed.splitlines() if line.startswith("begins")), names)
+    parts = [next(source for source in cells if source.startswith(begin)) for begin in names["begins"]]
+    (run.folder / "resnet_training.py").write_text("\n\n".join(parts))
+    network = ("--network", "resnet18", "--dataset", "digits", "--size", 8, "--cpu-workers", 0, "--threads", 1)
+    options = (*network, "-b", 15, "-e", 1, "--steps", 2, "--results", "out")
+    run(written_by("16", run.folder), *options, by_torchrun=2)
+    found = [torch.load(run.folder / "out" / f"2-ranks-{rank}.pt") for rank in range(2)]
+    assert len({rank["sha256"] for rank in found}) == 1
+    assert found[0]["losses"] == found[1]["losses"]
+    assert len(found[0]["losses"]) == 2
 
 
 @pytest.mark.spawns

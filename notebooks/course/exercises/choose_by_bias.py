@@ -14,10 +14,10 @@ EXERCISE = Exercise(
     lesson="24",
     title="DeepSeek's bias",
     statement="""
-    Each position goes to `k` experts. `scores` are the router's for this rank's positions, (positions,
+    Each token goes to `k` experts. `scores` are the router's for this rank's tokens, (tokens,
     experts); `bias` (experts,) is the same on every rank. Choose by `scores + bias`. But an expert's
     output counts by its *gate*: its score without the bias, divided by the sum over all k that were chosen.
-    Then move the bias: up by `speed` for an expert that fewer positions of all ranks have chosen than
+    Then move the bias: up by `speed` for an expert that fewer tokens of all ranks have chosen than
     the mean over the experts, down by `speed` for one that more have chosen, and not at all for the
     mean itself. Return (chosen, gates, bias after the step). One `dist.all_reduce`.
     """,
@@ -30,15 +30,15 @@ EXERCISE = Exercise(
     "gradient that competes with the loss (DeepSeek-V3).",
     allowed=("all_reduce",),
     cases=(
-        {"positions": 6, "experts": 4, "k": 2, "speed": 0.01},
-        {"positions": 7, "experts": 6, "k": 3, "speed": 0.5},
+        {"tokens": 6, "experts": 4, "k": 2, "speed": 0.01},
+        {"tokens": 7, "experts": 6, "k": 3, "speed": 0.5},
     ),
 )
 
 
 @EXERCISE.reference
 def choose_by_bias(scores, bias, k, speed):
-    """Return (chosen (positions, k), gates (positions, k), bias (experts,) after the step)."""
+    """Return (chosen (tokens, k), gates (tokens, k), bias (experts,) after the step)."""
     chosen = (scores + bias).topk(k).indices
     gates = scores.gather(1, chosen)
     load = chosen.flatten().bincount(minlength=len(bias)).float()
@@ -46,22 +46,22 @@ def choose_by_bias(scores, bias, k, speed):
     return chosen, gates / gates.sum(1, keepdim=True), bias + speed * (load.mean() - load).sign()
 
 
-def _scores(t: Trial, rank: int, positions: int, experts: int) -> torch.Tensor:
+def _scores(t: Trial, rank: int, tokens: int, experts: int) -> torch.Tensor:
     """Return scores of which no two are equal in a row."""
-    logits = t.numbers(positions, experts, of=rank, salt="scores") / 40 + torch.arange(experts) / 100
+    logits = t.numbers(tokens, experts, of=rank, salt="scores") / 40 + torch.arange(experts) / 100
     return logits.softmax(1)
 
 
 def _by_expert(chosen: torch.Tensor, gates: torch.Tensor, experts: int) -> torch.Tensor:
-    """Return (positions, experts), in whatever order the experts of a position were given."""
+    """Return (tokens, experts), in whatever order the experts of a token were given."""
     return torch.zeros(len(chosen), experts).scatter(1, chosen, gates)
 
 
 @EXERCISE.trial
-def trial(t: Trial, positions: int, experts: int, k: int, speed: float) -> None:
-    """Call it, and compare with all ranks' positions."""
+def trial(t: Trial, tokens: int, experts: int, k: int, speed: float) -> None:
+    """Call it, and compare with all ranks' tokens."""
     n = t.world_size
-    scores = [_scores(t, rank, positions, experts) for rank in range(n)]
+    scores = [_scores(t, rank, tokens, experts) for rank in range(n)]
     bias = torch.arange(experts) % 3 * 0.1 + torch.arange(experts) / 1000
     every = [(each + bias).topk(k).indices for each in scores]
     load = torch.stack([chosen.flatten().bincount(minlength=experts) for chosen in every]).float()
@@ -107,6 +107,6 @@ def _check_chosen(t: Trial, chosen: Any, scores: torch.Tensor, expected: torch.T
 
 
 @EXERCISE.best
-def best(world_size: int, positions: int, experts: int, k: int, speed: float) -> Cost:
+def best(world_size: int, tokens: int, experts: int, k: int, speed: float) -> Cost:
     """Return an all-reduce of a number for each expert."""
     return Cost.all_reduce(4 * experts, world_size)

@@ -13,25 +13,25 @@ EXERCISE = Exercise(
     lesson="21",
     title="Cross-entropy over a vocabulary in parts",
     statement="""
-    Each rank has some columns of the logits: rank r those of the `size` tokens from r · size on, for every position.
-    Return the mean cross-entropy over the positions, on every rank. Gathering the logits would send the whole
-    vocabulary; three all-reduces of one number per position are enough. Logits may be large: subtract the largest
+    Each rank has some columns of the logits: rank r those of the `size` tokens from r · size on, for every token.
+    Return the mean cross-entropy over the tokens, on every rank. Gathering the logits would send the whole
+    vocabulary; three all-reduces of one number per token are enough. Logits may be large: subtract the largest
     before you take the exponential.
     """,
     hints=(
-        "The loss of a position is log(sum of exp(logits)) − the target's logit.",
+        "The loss of a token is log(sum of exp(logits)) − the target's logit.",
         "The greatest logit over all ranks: `dist.all_reduce(greatest, dist.ReduceOp.MAX)`.",
         "Only one rank has the target's logit. Let the others put 0 there, and add up.",
     ),
-    why="Greatest, sum and target are each one number a position, and each can be put together from the ranks' own.",
+    why="Greatest, sum and target are each one number a token, and each can be put together from the ranks' own.",
     allowed=("all_reduce",),
-    cases=({"positions": 9, "size": 3}, {"positions": 4, "size": 1}),
+    cases=({"tokens": 9, "size": 3}, {"tokens": 4, "size": 1}),
 )
 
 
 @EXERCISE.reference
 def parallel_cross_entropy(logits, targets, rank):
-    """Return the mean loss, shape (). `logits` are this rank's, (positions, size); `targets` (positions,), of all."""
+    """Return the mean loss, shape (). `logits` are this rank's, (tokens, size); `targets` (tokens,), of all."""
     size = logits.shape[1]
     greatest = logits.max(1).values
     dist.all_reduce(greatest, dist.ReduceOp.MAX)
@@ -45,17 +45,17 @@ def parallel_cross_entropy(logits, targets, rank):
 
 
 @EXERCISE.trial
-def trial(t: Trial, positions: int, size: int) -> None:
+def trial(t: Trial, tokens: int, size: int) -> None:
     """Call it, and compare with the loss over the whole vocabulary."""
     n = t.world_size
-    parts = [(t.numbers(positions, size, of=rank, salt="logits") - 50) * 4 / 10 for rank in range(n)]
+    parts = [(t.numbers(tokens, size, of=rank, salt="logits") - 50) * 4 / 10 for rank in range(n)]
     parts = [part + 60 * (rank + 1) * (t.case + 1) / n for rank, part in enumerate(parts)]  # exp() of that overflows
     # Every token once, at least, the first and the last of every part among them.
-    targets = torch.arange(positions) * (1 if size * n <= positions else 2) % (size * n)
+    targets = torch.arange(tokens) * (1 if size * n <= tokens else 2) % (size * n)
     given = parts[t.rank].clone()
     found = t.call(given, targets.clone(), t.rank)
     whole = torch.cat(parts, 1)
-    known = {"not a mean over the positions, but their sum": cross_entropy(whole, targets, reduction="sum")}
+    known = {"not a mean over the tokens, but their sum": cross_entropy(whole, targets, reduction="sum")}
     column = targets - t.rank * size
     own = parts[t.rank].gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
     total = whole.logsumexp(1)
@@ -67,11 +67,11 @@ def trial(t: Trial, positions: int, size: int) -> None:
     known["this rank's part of the vocabulary only"] = (parts[t.rank].logsumexp(1) - own).mean()
     t.equal("the loss", found, cross_entropy(whole, targets), None, known, tolerance=1e-4)
     t.unchanged("logits", given, parts[t.rank])
-    sent, least = t.traffic.bytes_sent, best(n, positions, size).bytes
-    t.require(sent <= least, f"{sent} B sent, expected {least} B: three numbers a position")
+    sent, least = t.traffic.bytes_sent, best(n, tokens, size).bytes
+    t.require(sent <= least, f"{sent} B sent, expected {least} B: three numbers a token")
 
 
 @EXERCISE.best
-def best(world_size: int, positions: int, size: int) -> Cost:
-    """Return three all-reduces of one number a position."""
-    return Cost.all_reduce(4 * positions, world_size, calls=3)
+def best(world_size: int, tokens: int, size: int) -> Cost:
+    """Return three all-reduces of one number a token."""
+    return Cost.all_reduce(4 * tokens, world_size, calls=3)

@@ -1,4 +1,4 @@
-"""Exercise: to the experts and back, however many positions want to go where."""
+"""Exercise: to the experts and back, however many tokens want to go where."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EXERCISE = Exercise(
     lesson="24",
     title="To the experts and back",
     statement="""
-    Without a capacity nothing is dropped, but a rank cannot know in advance how many positions it will receive. Each
-    rank has one expert: `work`, which takes (any number, width) and returns as many. Position i of this rank goes to
-    the expert of rank `chosen[i]`. Return the experts' outputs for this rank's positions, in their order.
+    Without a capacity nothing is dropped, but a rank cannot know in advance how many tokens it will receive. Each
+    rank has one expert: `work`, which takes (any number, width) and returns as many. Token i of this rank goes to
+    the expert of rank `chosen[i]`. Return the experts' outputs for this rank's tokens, in their order.
 
-    No rank is sent positions that have not chosen its expert. Three `dist.all_to_all_single` are enough.
+    No rank is sent tokens that have not chosen its expert. Three `dist.all_to_all_single` are enough.
     """,
     hints=(
         "All that goes to one rank must lie together: `order = chosen.argsort(stable=True)`, then `x[order]`.",
@@ -27,15 +27,15 @@ EXERCISE = Exercise(
         "change places.",
         "`found[order] = back` undoes `back = x[order]`.",
     ),
-    why="Sizes must be known before the rows can be received, and what the positions were sorted by must be undone.",
+    why="Sizes must be known before the rows can be received, and what the tokens were sorted by must be undone.",
     allowed=("all_to_all_single",),
-    cases=({"positions": 7, "width": 2}, {"positions": 5, "width": 1}, {"positions": 12, "width": 3}),
+    cases=({"tokens": 7, "width": 2}, {"tokens": 5, "width": 1}, {"tokens": 12, "width": 3}),
 )
 
 
 @EXERCISE.reference
 def through_experts(x, chosen, work):
-    """Return (positions, width). `x` is (positions, width); `chosen` (positions,), whole numbers, are ranks."""
+    """Return (tokens, width). `x` is (tokens, width); `chosen` (tokens,), whole numbers, are ranks."""
     order = chosen.argsort(stable=True)
     leaving = chosen.bincount(minlength=dist.get_world_size())
     arriving = torch.empty_like(leaving)
@@ -50,19 +50,19 @@ def through_experts(x, chosen, work):
     return found
 
 
-def chosen_by(rank: int, world_size: int, positions: int, case: int) -> torch.Tensor:
-    """Return where the positions of a rank want to go: everywhere; in the second case, all to rank 0."""
-    places = torch.arange(positions)
+def chosen_by(rank: int, world_size: int, tokens: int, case: int) -> torch.Tensor:
+    """Return where the tokens of a rank want to go: everywhere; in the second case, all to rank 0."""
+    places = torch.arange(tokens)
     return torch.zeros_like(places) if case == 1 else (places * places + 2 * places + rank) % world_size
 
 
 @EXERCISE.trial
-def trial(t: Trial, positions: int, width: int) -> None:
+def trial(t: Trial, tokens: int, width: int) -> None:
     """Call it with experts of which each multiplies by its own number."""
     n = t.world_size
-    x = t.numbers(positions, width)
-    chosen = chosen_by(t.rank, n, positions, t.case)
-    wanted = sum(int((chosen_by(rank, n, positions, t.case) == t.rank).sum()) for rank in range(n))
+    x = t.numbers(tokens, width)
+    chosen = chosen_by(t.rank, n, tokens, t.case)
+    wanted = sum(int((chosen_by(rank, n, tokens, t.case) == t.rank).sum()) for rank in range(n))
     rows: list[int] = []
 
     def work(arrived: Any) -> Any:
@@ -79,16 +79,16 @@ def trial(t: Trial, positions: int, width: int) -> None:
     expected, order = x * (chosen + 2)[:, None], chosen.argsort(stable=True)
     known = {}
     known["this rank's own expert did it"] = x * (t.rank + 2)
-    known["in the order in which they were sent, not in that of the positions"] = expected[order]
+    known["in the order in which they were sent, not in that of the tokens"] = expected[order]
     known["sorted twice: `found[order] = back` undoes `x[order]`"] = expected[order][order]
     t.equal("found", found, expected, None, known)
     t.unchanged("x", given, x)
     t.unchanged("chosen", asked, chosen)
-    t.require(sum(rows) == wanted, f"the expert got {sum(rows)} positions; {wanted} had chosen it")
+    t.require(sum(rows) == wanted, f"the expert got {sum(rows)} tokens; {wanted} had chosen it")
 
 
 @EXERCISE.best
-def best(world_size: int, positions: int, width: int) -> Cost:
-    """Return three all-to-alls: a number to each rank; every position there, and as many back (if all are even)."""
-    size = 8 * world_size + 2 * 4 * positions * width
+def best(world_size: int, tokens: int, width: int) -> Cost:
+    """Return three all-to-alls: a number to each rank; every token there, and as many back (if all are even)."""
+    size = 8 * world_size + 2 * 4 * tokens * width
     return Cost(3, ring_bytes(size, world_size))

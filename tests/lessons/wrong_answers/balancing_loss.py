@@ -6,17 +6,17 @@ from tests.support.wrong_answers import WrongAnswers
 WRONG = WrongAnswers(EXERCISE)
 
 # Each rank balances by itself.
-WRONG.slip("of_this_rank", "f of this rank's positions only", ("dist.all_reduce(load)", "pass"))
+WRONG.slip("of_this_rank", "f of this rank's tokens only", ("dist.all_reduce(load)", "pass"))
 
 # World size times too large.
 WRONG.slip(
     "divides_by_its_own",
-    "f was divided by this rank's positions, and counts those of all",
+    "f was divided by this rank's tokens, and counts those of all",
     ("load / load.sum()", "load / len(logits)"),
 )
 
 # Not divided.
-WRONG.slip("counts", "f is to be a share of the positions, not their number", ("load / load.sum()", "load"))
+WRONG.slip("counts", "f is to be a share of the tokens, not their number", ("load / load.sum()", "load"))
 
 # 1 / E if all is even.
 WRONG.slip("not_times_experts", "and not yet times their number", ("return probabilities.shape[1] * ", "return "))

@@ -15,7 +15,7 @@ def stays_at_home(x, chosen, work):
     return work(x)
 
 
-@WRONG("in the order in which they were sent, not in that of the positions")
+@WRONG("in the order in which they were sent, not in that of the tokens")
 def forgets_the_order(x, chosen, work):
     """Comes back sorted by experts."""
     return through_experts(x, chosen, work)[chosen.argsort(stable=True)]
@@ -30,7 +30,7 @@ def sorts_twice(x, chosen, work):
 
 @WRONG("calls dist.all_gather, which this exercise does not allow")
 def gathers_all(x, chosen, work):
-    """Every position to every rank."""
+    """Every token to every rank."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)
     return work(x)
