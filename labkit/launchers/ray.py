@@ -322,8 +322,10 @@ class RayJob(RemoteJob):
         if self._is_connected:
             self._is_connected = False
             deadline = time.monotonic() + LEAVE_S
-            while self._asked and ray.is_initialized() and time.monotonic() < deadline:
-                self._news()
-                time.sleep(LOOK_S)
-            self._release()
-            _connection.close()
+            try:
+                while self._asked and ray.is_initialized() and time.monotonic() < deadline:
+                    self._news()
+                    time.sleep(LOOK_S)
+            finally:  # an interrupt, too, leaves no actor
+                self._release()
+                _connection.close()

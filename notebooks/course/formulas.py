@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def all_reduce_bytes(n: int, size: float) -> float:
-    """Return what each of n ranks sends in a ring all-reduce of `size` bytes. Derived in lesson 01."""
+    """Return the bytes that each of n ranks sends in a ring all-reduce of `size` bytes. Derived in lesson 01."""
     return 2 * (n - 1) / n * size
 
 

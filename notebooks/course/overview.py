@@ -6,6 +6,7 @@ import difflib
 import html
 import json
 import os
+import re
 from pathlib import Path
 
 COLORS = {"to do": "#E5E5E5", "begun": "#F0E442", "run to its end": "#009E73", "failed": "#D55E00"}
@@ -50,22 +51,21 @@ def script(path: str, summary: str) -> Script:
     return Script(path, summary)
 
 
-def written(lesson: str, name: str) -> str:
-    """Return the script of this name that a cell of a lesson in this folder writes."""
+def written(lesson: str | os.PathLike[str]) -> str:
+    """Return the one script that a cell of a lesson writes."""
     cells = ("".join(cell["source"]) for cell in json.loads(Path(lesson).read_text("utf-8"))["cells"])
-    head = f"%%writefile {{folder}}/{name}\n"
-    (source,) = (source.removeprefix(head) for source in cells if source.startswith(head))
-    return source
+    (source,) = (source for source in cells if re.match(r"%%writefile \S+\.py\n", source))
+    return source.partition("\n")[2]
 
 
 def diff(lesson: str, file: str | os.PathLike[str]) -> Page:
-    """Return a page that shows what a script has and lacks beside that of the same name which an earlier lesson writes.
+    """Return a page that shows what a script has and lacks beside that which an earlier lesson writes.
 
     Args:
         lesson: the earlier notebook, in this folder.
         file: the script that this lesson has written.
     """
-    before = written(lesson, Path(file).name)
+    before = written(lesson)
     lines = list(
         difflib.unified_diff(before.splitlines(), Path(file).read_text("utf-8").splitlines(), lineterm="", n=1)
     )

@@ -89,9 +89,7 @@ def losses_of_file(run):
     torch.save((train.tensors(), test.tensors()), run.folder / "both.pt")
 
     def losses(lesson, ranks, *options, data="digits.pt"):
-        file = run.folder / f"{lesson[:2]}.py"
-        file.write_text(course.written(FOLDER / f"{lesson}.ipynb", "train.py"))
-        said = run(file, "--data", data, *options, by_torchrun=ranks)
+        said = run(written_by(lesson, run.folder), "--data", data, *options, by_torchrun=ranks)
         return [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+)", said, re.MULTILINE)]
 
     return losses
@@ -151,15 +149,15 @@ def test_ddp_ends_with_the_weights_of_lesson_04(script, by_torchrun, run, ranks)
 
 @pytest.mark.spawns
 def test_the_files_that_lessons_00_to_06_write_train_alike(losses_of_file):
-    one, two = (losses_of_file("00_start_here", ranks) for ranks in (1, 2))
+    one, two = (losses_of_file("00", ranks) for ranks in (1, 2))
     assert len(one) == len(two) == 2
-    assert losses_of_file("03_ddp_by_hand", 2) == pytest.approx(two, abs=2e-4)
-    whole = losses_of_file("04_ddp", 2, "--micro-batches", 1, "--checkpoint", "1.pt", data="both.pt")
+    assert losses_of_file("03", 2) == pytest.approx(two, abs=2e-4)
+    whole = losses_of_file("04", 2, "--micro-batches", 1, "--checkpoint", "1.pt", data="both.pt")
     assert whole == pytest.approx(two, abs=2e-4)
-    assert losses_of_file("05_model_parallel", 2) == pytest.approx(one, abs=2e-4), "two stages, whole batches"
+    assert losses_of_file("05", 2) == pytest.approx(one, abs=2e-4), "two stages, whole batches"
     # Micro-batches add up in another order, and max-pooling makes more of the last bit.
-    assert losses_of_file("04_ddp", 2, "--micro-batches", 2, data="both.pt") == pytest.approx(two, abs=0.02)
-    assert losses_of_file("06_pipeline", 2) == pytest.approx(one, abs=0.02)
+    assert losses_of_file("04", 2, "--micro-batches", 2, data="both.pt") == pytest.approx(two, abs=0.02)
+    assert losses_of_file("06", 2) == pytest.approx(one, abs=0.02)
     train_set = course.datasets.load("digits").train
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
     torch.manual_seed(0)
@@ -264,11 +262,9 @@ def test_data_parallel_logs_the_losses_of_one_process(run):
 
 def written_by(lesson, folder):
     """Write the script that a lesson writes into a folder; its path."""
-    (file,) = FOLDER.glob(f"{lesson}_*.ipynb")
-    sources = (cell.source for cell in nbformat.read(file, as_version=4).cells)
-    ((line, script),) = (s.split("\n", 1) for s in sources if re.match(r"%%writefile \S+\.py", s))
-    path = folder / line.rpartition("/")[2]
-    path.write_text(script)
+    (notebook,) = FOLDER.glob(f"{lesson}_*.ipynb")
+    path = folder / f"lesson_{lesson}.py"
+    path.write_text(course.written(notebook))
     return path
 
 

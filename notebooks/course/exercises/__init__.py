@@ -69,7 +69,7 @@ def close() -> None:
 
 
 def starter(name: str) -> str:
-    """Return what the learner's cell holds before they write."""
+    """Return the code that the learner's cell begins with."""
     return find(name).starter
 
 

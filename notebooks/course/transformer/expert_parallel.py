@@ -1,4 +1,4 @@
-"""Expert parallel: some experts on each rank; an all-to-all brings every position to its expert, another one back.
+"""Expert parallel: some experts on each rank; an all-to-all brings every token to its expert, another one back.
 
 GShard: Lepikhin et al. 2020 (https://arxiv.org/abs/2006.16668). By hand: PyTorch has the all-to-all, not the layer.
 """

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of the MLP: each position goes to one of them, if that one has room."""
+"""A mixture of experts in the place of the MLP: each token goes to one of them, if that one has room."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.nn.functional import gelu
 
 
 class Experts(nn.Module):
-    """Several MLPs, of which a router chooses one for each position: Switch (Fedus et al. 2021, arXiv 2101.03961).
+    """Several MLPs, of which a router chooses one for each token: Switch (Fedus et al. 2021, arXiv 2101.03961).
 
-    An expert takes at most `capacity` positions of a sequence, in their order; those that come too late are *dropped*:
+    An expert takes at most `capacity` tokens of a sequence, in their order; those that come too late are *dropped*:
     the block adds nothing to them. Room is counted by sequence, so that what is dropped does not depend on which other
     sequences lie on the same rank.
     """
 
     FACTOR = 1.25
-    """Room for so many times as many positions as would come if all experts were chosen equally often."""
+    """Room for so many times as many tokens as would come if all experts were chosen equally often."""
 
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
@@ -31,17 +31,17 @@ class Experts(nn.Module):
         self.bias: Tensor | None = None
         """(experts,): added to the router's probabilities, for the choice only: DeepSeek-V3's way to balance."""
         self.load: Tensor | None = None
-        """(experts,): how many positions chose each expert the last time."""
+        """(experts,): how many tokens chose each expert the last time."""
         self.has_room: Tensor | None = None
-        """(batch, time): which positions found room the last time."""
+        """(batch, time): which tokens found room the last time."""
 
     @property
     def dropped(self) -> float:
-        """Share of the positions that found no room the last time."""
+        """Share of the tokens that found no room the last time."""
         return 0.0 if self.has_room is None else 1 - self.has_room.double().mean().item()
 
     def capacity(self, time: int) -> int:
-        """How many positions of a sequence an expert takes."""
+        """How many tokens of a sequence an expert takes."""
         return math.ceil(self.FACTOR * time / self.router.out_features)
 
     def apply_experts(self, slots: Tensor) -> Tensor:
