@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.ui import kernel, page, summary
+from labkit.ui import kernel, summary
 from labkit.ui.outputs import ChangingOutputs
 
 LOG = logging.getLogger(__name__)
@@ -30,11 +30,8 @@ class Picker:
         for box in self.boxes.values():
             kernel.answer_while_the_cell_runs(box)
             box.observe(lambda _: self.draw(), names="value")
-        page.ask()
-        self._outputs = ChangingOutputs(charts=4, has_table=True)
         row = widgets.Box(list(self.boxes.values()), layout=widgets.Layout(flex_flow="row wrap"))
-        kernel.display(widgets.VBox([row, self._said, self._outputs.box]))
-        self._outputs.begin()
+        self._outputs = ChangingOutputs([row, self._said], count=5)
 
     def say(self) -> None:
         """Say what has failed, what runs, and what is to come."""
@@ -54,6 +51,6 @@ class Picker:
                 runs = dict(self._comparison.runs)
                 titles = [title for title, box in self.boxes.items() if box.value and title in runs]
                 pictures = self._comparison.pictures(titles) if titles else []
-                self._outputs.show(pictures, self._comparison.table(titles) if titles else None)
+                self._outputs.show([*pictures, *([self._comparison.table(titles)] if titles else [])])
             except Exception:
                 LOG.exception("%r could not be drawn. Its runs are not affected", self._comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from labkit.monitor.not_finite import NotFinite
 from labkit.monitor.record import RunRecord
 from labkit.ui import kernel, pictures
 from labkit.ui.formatting import shortened
-from labkit.ui.tables import INK, STATE_COLORS
+from labkit.ui.tables import DASHES, INK, RANK_COLORS, STATE_COLORS, rank_color, rank_dash
 
 __all__ = [
     "INK",
@@ -40,11 +41,12 @@ CONFIG = {"displaylogo": False, "showSendToCloud": False}
 Plotly 7.1 has a button that uploads the chart to Plotly's cloud, and is shown unless it is said not to be.
 """
 
+HOSTED = {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"}
+"""Set in Colab's and Kaggle's kernels, whose own pages show a picture and not Plotly's data. The data stay beside it:
+VS Code draws them, and may have Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01)."""
+
 NOT_FINITE = "not finite"
 """Name of the mark at the first NaN or Inf."""
-
-RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
-"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
 
 PART_COLORS = {
     "data": "#CC79A7",
@@ -88,19 +90,6 @@ TITLE_CHARACTERS = 50
 """In a line of a title: Plotly breaks none, and cuts off what does not fit into a narrow cell."""
 
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-
-
-def rank_color(rank: int) -> str:
-    """Return the colour of a rank, the same in every chart."""
-    return RANK_COLORS[rank % len(RANK_COLORS)]
-
-
-def rank_dash(rank: int) -> str:
-    """Return the dash of a rank's curve: of ranks with the same colour each has another."""
-    return DASHES[rank // len(RANK_COLORS) % len(DASHES)]
-
-
 class Chart(go.Figure):
     """A Plotly figure that is as wide as its cell, and whose saved notebook stays small and needs no kernel.
 
@@ -113,10 +102,6 @@ class Chart(go.Figure):
     _repr_html_ = None  # would put a script that needs the network into the notebook
 
     def _ipython_display_(self) -> None:
-        if kernel.is_interactive():
-            from labkit.ui import page
-
-            page.ask()  # and with it comes the style that has charts follow the page's theme
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
         # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
         kernel.display(self.bundle(), metadata=self.metadata(), raw=True)
@@ -132,11 +117,8 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive():
-            from labkit.ui import page  # not above: it imports the widgets
-
-            if page.draws_plotly():
-                return bundle
+        if kernel.is_interactive() and not HOSTED & set(os.environ):
+            return bundle
         if pictures.has_matplotlib():
             return {**bundle, "image/png": pictures.picture(self)}
         return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
@@ -160,7 +142,6 @@ class Chart(go.Figure):
         template["data"] = {kind: look for kind, look in template.get("data", {}).items() if kind in used}
         for scale in ("colorscale", "geo", "mapbox", "scene", "ternary", "polar"):
             template.get("layout", {}).pop(scale, None)
-        plain["layout"].setdefault("meta", {"description": self.words()})  # by which `page.js` names it
         return {**plain, "config": CONFIG}
 
 
@@ -306,21 +287,6 @@ def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) ->
     )
 
 
-def refresh(figure: go.Figure, history: History) -> bool:
-    """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = history.drawn()
-    first = not_finite.first(history)
-    if bool(figure.layout.shapes) != (first is not None and first.name in {curve.name for curve in curves}):
-        return False
-    if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:
-        return False
-    with figure.batch_update():
-        for trace, curve in zip(figure.data, curves, strict=True):
-            trace.x, trace.y = compact(curve.x), single(curve.y)
-        _name_them(figure.data, curves)
-    return True
-
-
 def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = "") -> Chart:
     """Draw one logged value of several runs over each other: the mean over ranks of each."""
     figure = go.Figure()
@@ -328,7 +294,7 @@ def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = 
         if name not in history.names:
             continue
         x, y = history.mean_curve(name)
-        dash = DASHES[index % len(DASHES)]
+        dash = list(DASHES)[index % len(DASHES)]
         # The first line is broad, so that runs that agree show as lines within it.
         line = {"color": rank_color(index), "width": max(1.6, 5.5 - 1.3 * index), "dash": dash}
         figure.add_scatter(x=compact(x), y=single(y), name=label, mode="lines", line=line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-
 from labkit.monitor import not_finite
 from labkit.monitor.history import PANELS
 from labkit.monitor.record import RunRecord
@@ -55,14 +53,6 @@ def many_names(run: RunRecord) -> str:
         f"{count:,} names are logged: the chart shows the first {PANELS}, and run.history has all. Each name of each "
         "rank takes memory and time in the notebook; return what is only to be kept, or log a mean"
     )
-
-
-def output_html(text: str) -> str:
-    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
-    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
-    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
-    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
-    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
 
 
 def plain(run: RunRecord) -> str:

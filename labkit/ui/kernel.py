@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import linecache
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -184,4 +185,52 @@ def answer_while_the_cell_runs(widget: Any) -> None:
     a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did. In a
     kernel without them (ipykernel 6) this says nothing to anybody.
     """
+    answer_pages_that_join()
     widget.comm._reply_subshell_for = lambda data, default: default
+
+
+@functools.cache
+def answer_pages_that_join() -> None:
+    """Answer a page that was reloaded while a cell runs.
+
+    The problem: it asks in the main shell, the busy one, because it opens its subshell later: which widgets there are,
+    then for the state of each; it shows no widget before it has all. So what `answer_while_the_cell_runs` does for a
+    click does not help, and to do it for labkit's own widgets is not enough. What is done: the first question is
+    answered in the thread that receives it, those for states by the subshell that an earlier page has opened. What
+    still fails: without an earlier page, with another ipykernel than 7, it waits for the cell to end.
+    """
+    here = getattr(shell(), "kernel", None)
+    thread = getattr(here, "shell_channel_thread", None)
+    if thread is None:
+        return
+    receive, stream, session = here.shell_channel_thread_main, here.shell_stream, here.session
+
+    async def answer(message: list[Any]) -> bool:
+        idents, parts = session.feed_identities(message, copy=False)
+        peeked = session.deserialize(parts, content=False, copy=False)
+        name = peeked["header"]["msg_type"]
+        if peeked["header"].get("subshell_id"):
+            return False
+        if name in ("comm_info_request", "kernel_info_request"):
+            parent = session.deserialize(parts, content=True, copy=False)
+            here._publish_status("busy", "shell", parent=parent)
+            await getattr(here, name)(stream, idents, parent)
+            here._publish_status("idle", "shell", parent=parent)
+            return True
+        if name != "comm_msg" or session.unpack(peeked["content"])["data"].get("method") != "request_state":
+            return False
+        for subshell in thread.manager.list_subshell()[:1]:
+            thread.manager.get_shell_channel_to_subshell_socket(subshell).send_multipart(message, copy=False)
+            return True
+        return False
+
+    async def receive_or_answer(message: list[Any]) -> None:
+        is_answered = False
+        try:
+            is_answered = await answer(message)
+        except Exception:  # private names of ipykernel's: then it waits
+            logging.getLogger(__name__).debug("a page that joins cannot be answered at once", exc_info=True)
+        if not is_answered:
+            await receive(message)
+
+    thread.io_loop.add_callback(lambda: stream.on_recv(receive_or_answer, copy=False))

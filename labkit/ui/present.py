@@ -5,6 +5,7 @@ Plotly and the widgets are imported when they are first needed.
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from labkit.ui.lines import Lines
 from labkit.ui.watcher import launch_begins
 
 if TYPE_CHECKING:
-    from labkit.ui.live import LiveView
+    from labkit.ui.view import LiveView
+
+LOG = logging.getLogger(__name__)
 
 _shown_in: weakref.WeakKeyDictionary[RunRecord, kernel.Execution | None] = weakref.WeakKeyDictionary()
 """In which execution of a cell a run was last shown, so that its cell does not show it twice."""
@@ -30,8 +33,13 @@ def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | N
     in_notebook = kernel.has_kernel()
     if in_notebook:
         _shown_in[run] = kernel.this_execution()
-    with_widgets = in_notebook and (live or kernel.is_interactive())
-    watcher = _live_view(run, wait) if with_widgets else Lines(run, in_notebook, wait)
+    watcher: LiveView | Lines | None = None
+    if in_notebook and (live or kernel.is_interactive()):
+        try:
+            watcher = _live_view(run, wait)
+        except Exception:
+            LOG.exception("run %r has no live view. It is not affected", run.name)
+    watcher = watcher or Lines(run, in_notebook, wait)
     watcher.begin()
     return watcher
 
@@ -75,6 +83,6 @@ def as_chart(thing: Any) -> Any:
 
 
 def _live_view(run: RunRecord, holds_the_cell: bool = False) -> LiveView:
-    from labkit.ui.live import LiveView  # not above: it imports the widgets
+    from labkit.ui.view import LiveView  # not above: it imports the widgets
 
     return LiveView(run, holds_the_cell)

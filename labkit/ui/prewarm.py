@@ -1,12 +1,11 @@
-"""What the first launch and chart need, done while the notebook is idle and the reader reads.
+"""What the first launch and chart need, done while the notebook is idle.
 
-`import labkit` in a notebook's kernel begins it (`begin_when_idle`). The ranks come first: a chart has a second's time
-once its run has begun.
+`import labkit` in a notebook's kernel begins it (`begin_when_idle`). The ranks come first.
 
-Plotly and the widgets are imported, and tried, before the first chart needs them. That takes half a second. Every other
-thread of the kernel gets on slowly meanwhile, because one at a time runs Python: a run that was stopped just then took
-one to two seconds to end. So it is done while a run's ranks start, when the kernel only waits for them (`LiveView`), or
-while the notebook is idle.
+Plotly, which draws the chart that stays, and the widgets are imported, and tried, before the first run needs them. That
+takes half a second. Every other thread of the kernel gets on slowly meanwhile, because one at a time runs Python: a run
+that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when the kernel only
+waits for them (`LiveView`), or while the notebook is idle.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _done = threading.Event()
 
 
 def begin() -> None:
-    """Begin to import what live charts need, in the background, if that has not been begun."""
+    """Begin to import what charts need, in the background, if that has not been begun."""
     global _importing
     with _lock:
         if _importing is None:
@@ -31,26 +30,19 @@ def begin() -> None:
             _importing.start()
 
 
-def is_done() -> bool:
-    """Return whether a live chart can be drawn without an import."""
-    return _done.is_set()
-
-
 def wait() -> None:
-    """Import what live charts need, and return when that is done."""
+    """Import what charts need, and return when that is done."""
     begin()
     _done.wait()
 
 
 def _import() -> None:
     try:
-        import ipywidgets  # noqa: F401
-
         from labkit.monitor.history import History
         from labkit.protocol.events import Log
         from labkit.ui import charts
 
-        # The first chart is four times as dear as the next, which find its template and checks made.
+        # The first chart takes four times as long as the next, which find its template and checks made.
         history = History(1)
         history.add(Log(0, ("loss",), array("q", [0]), array("d", [0.0]), array("d", [0.0])))
         charts.logged(history)
@@ -78,16 +70,9 @@ def _prewarm(is_interactive: bool) -> None:
         standby.prewarm_first_launch()
     standby.idle.wait()
     if is_interactive:
-        from labkit.ui import page
-
-        page.ask()
+        import labkit.ui.view  # noqa: F401 - first: the live view draws without Plotly
     wait()
-    # Where a person watches, the browser draws, and nobody needs a picture.
-    if is_interactive:
-        from labkit.ui import live_chart
-
-        live_chart.get_ready()
-    else:
+    if not is_interactive:  # else the browser draws, and nobody needs a picture
         from labkit.ui import pictures
 
         pictures.get_ready()

@@ -1,8 +1,9 @@
-"""Tables of ranks with their states."""
+"""The colours of ranks and their states, and tables of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 STATE_COLORS = {
     "queued": "#CCBB44",
@@ -15,9 +16,33 @@ STATE_COLORS = {
     "ended": "#E69F00",
 }
 
+RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
+"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
+
+DASHES = {"solid": [], "dash": [8, 4], "dot": [2, 3], "dashdot": [8, 3, 2, 3]}
+"""By Plotly's name, as a canvas has it."""
+
 INK = "#797979"
 """Of what charts write, and of curves that are of no rank: 4.3 : 1 on white and on JupyterLab's dark ground, and no
-colour has more on both. Where `page.css` is known, it is the colour of the theme's own text."""
+colour has more on both. Where `view.css` is known, it is the colour of the theme's own text."""
+
+
+def rank_color(rank: int) -> str:
+    """Return the colour of a rank, the same in every chart."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def rank_dash(rank: int) -> str:
+    """Return the dash of a rank's curve: of ranks with the same colour each has another."""
+    return list(DASHES)[rank // len(RANK_COLORS) % len(DASHES)]
+
+
+def look_of(key: str) -> dict[str, Any]:
+    """Return the look of a curve on a canvas: of "rank 3", "mean", …"""
+    if not key.startswith("rank "):
+        return {"color": INK, "width": 2.2 if key == "mean" else 1.2, "dash": []}
+    rank = int(key.split()[1])
+    return {"color": rank_color(rank), "width": 1.2, "dash": DASHES[rank_dash(rank)]}
 
 
 def ranks_html(rows: Iterable[tuple[int, str, Sequence[str]]]) -> str:

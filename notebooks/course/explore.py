@@ -38,7 +38,6 @@ class _Explorer:
     def __init__(self, draw: Callable[..., Any], start: dict[str, Any], choices: dict[str, Sequence[Any]]) -> None:
         import ipywidgets as widgets
 
-        from labkit.ui import page
         from labkit.ui.outputs import ChangingOutputs
 
         self._draw = draw
@@ -54,11 +53,8 @@ class _Explorer:
         }
         for slider in self._sliders.values():
             slider.observe(lambda _: self.redraw(), names="value")
-        page.ask()
         row = widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap"))
-        self._outputs = ChangingOutputs(charts=1)
-        kernel.display(widgets.VBox([row, self._outputs.box]))
-        self._outputs.begin()
+        self._outputs = ChangingOutputs([row], count=1)
         self.redraw()
 
     def redraw(self) -> None:

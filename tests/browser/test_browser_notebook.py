@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.browser.test_browser import LAST_STEP, SCREENSHOTS, STAYS, screenshot, write
+from tests.browser.test_browser import LAST_STEP, PANEL, SCREENSHOTS, STAYS, screenshot, write
 from tests.conftest import rank_processes
 from tests.support.browser import LONG_S, lab
 
@@ -56,19 +56,19 @@ def test_in_notebook_7_curves_grow_stop_is_obeyed_and_cells_run_on_ranks(page):
         page.run_cell(index)
         page.wait_until_run(index)
     page.run_cell(2)
-    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.page.locator(PANEL).first.wait_for()
     for _ in range(3):
         before = page.page.evaluate(LAST_STEP)
         page.wait_for(f"before => ({LAST_STEP})() > before", before)
     assert page.is_running(2)
     screenshot(page, "notebook_7_running")
-    button = page.page.locator("button.jupyter-button", has_text="Stop")
+    button = page.page.locator("button.stop", has_text="Stop")
     assert button.is_enabled(), "Notebook has opened a subshell, and the button knows"
     button.click()
     page.wait_until_run(2)
     page.page.locator("b", has_text="train: stopped").wait_for()
     page.page.locator(STAYS).first.wait_for()
-    assert page.page.locator("button.jupyter-button", has_text="Stop").count() == 0
+    assert page.page.locator("button.stop", has_text="Stop").count() == 0
     screenshot(page, "notebook_7_stopped")
     for index in (3, 4, 5):
         page.run_cell(index)

@@ -13,8 +13,8 @@ from labkit.failures.stacks import RankStack, Stacks
 from labkit.monitor.history import BUCKETS, FEW, History
 from labkit.protocol.events import Exit, Failure, Output, Started
 from labkit.run import Run
-from labkit.ui import charts, kernel, live, summary
-from labkit.ui.widgets import close
+from labkit.ui import charts, summary
+from labkit.ui.view import state_of
 from tests.support.fake_engine import FakeEngine
 from tests.support.logs import log
 
@@ -85,33 +85,24 @@ def test_a_step_is_drawn_where_half_of_those_have_a_value_that_log():
     assert [x.tolist() for x, _ in History(40).over_ranks("loss").values()] == [[], [], []]
 
 
-def test_at_sixteen_ranks_every_rank_has_its_curve_and_a_live_chart_of_more_is_updated_in_place():
+def test_at_sixteen_ranks_every_rank_has_its_curve_and_of_more_there_are_three():
     assert len(charts.logged(history_of(losses(FEW))).data) == FEW + 1
     values = losses()
     history = history_of(values[:, :20])
     figure = charts.logged(history)
     assert [trace.name for trace in figure.data if trace.showlegend] == ["least", "mean", "greatest"]
-    for rank in range(RANKS):
-        history.add(log(rank, range(20, STEPS), loss=values[rank, 20:]))
-    assert charts.refresh(figure, history) is True
-    assert json.loads(figure.to_json())["data"] == json.loads(charts.logged(history).to_json())["data"]
 
 
-def test_the_view_and_the_summary_have_the_first_ranks_and_those_that_failed(monkeypatch):
-    shown = []
-    monkeypatch.setattr(kernel, "display", lambda thing, **_: shown.append(thing))
+def test_the_view_and_the_summary_have_the_first_ranks_and_those_that_failed():
     run = a_run(losses())
-    table = live.states_html(run)
-    assert "64 ranks: 63 running, 1 failed" in table
-    assert [int(rank) for rank in re.findall(r"<b>rank (\d+)</b>", table)] == [*range(FEW), 40]
+    shown = state_of(run)
+    assert "64 ranks: 63 running, 1 failed" in shown["notice"]
+    assert [row["rank"] for row in shown["rows"]] == [*range(FEW), 40]
     page = summary.as_html(run)
     assert [int(rank) for rank in re.findall(r"<summary>output of rank (\d+)</summary>", page)] == [*range(FEW), 40]
     assert f"output of {RANKS - FEW - 1} more ranks: run.output" in page
-    view = live.LiveView(run)
-    view._draw()
-    assert len(view._output.output.children) == FEW
-    assert "this is rank 15" in view._output.output.children[15].value
-    close([view._box])
+    assert [rank for rank, _ in shown["output"]] == [*range(FEW)]
+    assert "this is rank 15" in shown["output"][15][1]
 
 
 @pytest.mark.parametrize(

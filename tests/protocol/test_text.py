@@ -14,10 +14,18 @@ from labkit.failures.facts import Diagnosis
 from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable, slug, titled
 from labkit.session import cells
-from labkit.ui import formatting, live, summary
+from labkit.ui import summary, view
 from labkit.ui.lines import Lines
-from tests.conftest import LONG_S
-from tests.ui.test_view import fail, finish, log, page, slow_imports_are_paid, started  # noqa: F401 - two are fixtures
+from tests.conftest import LONG_S, wait_until
+from tests.ui.test_view import (  # noqa: F401 - two are fixtures
+    drawn,
+    fail,
+    finish,
+    log,
+    page,
+    slow_imports_are_paid,
+    started,
+)
 
 HALF = "\ud800"
 SHOWN = r"\ud800"
@@ -79,11 +87,7 @@ def failed():
 def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     error = failed
     run = error.run
-    for view in (summary.bundle(run), live.title_html(run), live.states_html(run), live.notice_html(run)):
-        sendable(view)
-    sendable(
-        formatting.output_html("\n".join(run.output)), error._render_traceback_(), str(error), run.figure().bundle()
-    )
+    sendable(summary.bundle(run), view.state_of(run), error._render_traceback_(), str(error), run.figure().bundle())
     report = summary.as_html(run)
     assert rf"no file caf\udce9 for {SHOWN}" in report
     assert f"run {SHOWN}: failed" in report
@@ -120,14 +124,16 @@ def test_a_live_view_that_cannot_draw_still_shows_how_the_run_ended(page, monkey
         raise OSError("no paper")
 
     run = started(steps=3)
-    view = live.LiveView(run)
-    monkeypatch.setattr(live, "title_html", broken)
+    live = view.LiveView(run)
+    monkeypatch.setattr(view, "state_of", broken)
+    monkeypatch.setattr(view, "panels_of", broken)
     monkeypatch.setattr(summary, "as_html", broken)
     with caplog.at_level(logging.ERROR):
-        view.start()
+        live.start()
         fail(run, cause=f"Cell In[3]\nValueError: bad batch {HALF}")
-        view.join(LONG_S)
-    assert not view.is_alive()
+        live.join(LONG_S)
+    assert not live.is_alive()
+    assert "bad batch" in drawn(live)["html"]
     last = page[0].things[-1]
     assert "rank 1 failed: ValueError: bad batch" in last["text/plain"]
     assert json.dumps(last).isascii()
@@ -140,19 +146,21 @@ def test_a_live_view_that_cannot_draw_still_shows_how_the_run_ended(page, monkey
 def test_a_redraw_that_fails_once_is_not_the_last(page, monkeypatch):  # noqa: F811
     run = started(steps=3)
     refused = [OSError("no paper")]
-    states = live.states_html
+    state_of = view.state_of
 
     def once_broken(*arguments):
         if refused:
             raise refused.pop()
-        return states(*arguments)
+        return state_of(*arguments)
 
-    view = live.LiveView(run)
-    monkeypatch.setattr(live, "states_html", once_broken)
-    view.start()
+    live = view.LiveView(run)
+    monkeypatch.setattr(view, "state_of", once_broken)
+    live.start()
+    wait_until(lambda: not refused)
     log(run, 0, [7], loss=[1.0])
+    wait_until(lambda: drawn(live)["rows"][0]["cells"][0] == "step 7")
     finish(run)
-    view.join(LONG_S)
+    live.join(LONG_S)
     assert "train: finished" in page[0].things[-1]["text/plain"]
 
 

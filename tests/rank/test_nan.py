@@ -15,8 +15,9 @@ from labkit.protocol.job import RankInfo
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from labkit.run import Run
-from labkit.ui import charts, live, summary
+from labkit.ui import charts, summary
 from labkit.ui.pictures import picture
+from labkit.ui.view import state_of
 from tests.support.fake_engine import FakeEngine, KeptChannel
 
 NAN, INF = float("nan"), float("inf")
@@ -73,22 +74,21 @@ def test_every_view_names_rank_and_step_once():
     said = "rank 1 logged loss NaN at step 1, the first value that is not finite"
     assert summary.as_text(run).count(said) == 1
     assert summary.as_html(run).count(said) == 1
-    assert live.notice_html(run).count(said) == 1
-    assert "finite" not in summary.as_html(a_run(log(0, 0, 1.0))) + live.notice_html(a_run())
+    assert state_of(run)["notice"].count(said) == 1
+    assert "finite" not in summary.as_html(a_run(log(0, 0, 1.0))) + state_of(a_run())["notice"]
 
 
-def test_the_chart_marks_the_step_in_its_panel_and_a_chart_without_the_mark_is_drawn_anew():
+def test_the_chart_marks_the_step_in_its_panel():
     history = logged(log(0, 0, 1.0, 1.0), log(1, 0, 1.0, 1.0), log(0, 0, 0.1, name="lr"))
     figure = charts.logged(history)
     assert not figure.layout.shapes
     history.add(log(1, 2, NAN))
-    assert not charts.refresh(figure, history)
     figure = charts.logged(history)
     (mark,) = figure.layout.shapes
     assert (mark.x0, mark.x1, mark.xref) == (2, 2, "x")
     assert [note.text for note in figure.layout.annotations][-1] == "rank 1: NaN"
     history.add(log(1, 3, NAN))
-    assert charts.refresh(figure, history), "marked once"
+    assert len(charts.logged(history).layout.shapes) == 1, "marked once"
     assert picture(figure).startswith(b"\x89PNG")
 
 

@@ -58,7 +58,7 @@ def live_view() -> Path:
                 page.run_cell(index)
             page.wait_until_run(launch - 1)
             page.run_cell(launch)
-            page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=180_000)
+            page.page.locator(".labkit-run [role=figure]").first.wait_for(timeout=180_000)
             page.page.wait_for_timeout(4000)
             cell = page.cell(launch)
             cell.scroll_into_view_if_needed()

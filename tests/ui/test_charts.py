@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit.monitor.history import History
-from labkit.ui import charts, kernel, page
+from labkit.ui import charts, kernel
 from labkit.ui.pictures import picture
 from tests.support import logs
 
@@ -89,7 +89,7 @@ def test_a_chart_lies_on_the_pages_ground_and_can_be_read_on_any():
 
 def test_the_page_knows_the_ink_as_a_browser_writes_it():
     rgb = ", ".join(str(int(charts.INK[i : i + 2], 16)) for i in (1, 3, 5))
-    style = Path(page.__file__).with_name("page.css").read_text()
+    style = Path(charts.__file__).with_name("view.css").read_text()
     assert re.findall(r"(\w+): rgb\((.*?)\)", style) == [("fill", rgb), ("stroke", rgb)]
 
 
@@ -100,22 +100,6 @@ def test_every_curve_is_in_the_legend_once():
         log(history, rank, [0, 1], loss=[1, 2])
     shown = [trace.name for trace in charts.logged(history).data if trace.showlegend]
     assert sorted(shown) == ["mean", "rank 0", "rank 1"]
-
-
-def test_refresh_updates_in_place_until_a_new_curve_needs_a_new_figure():
-    history = history_of()
-    figure = charts.logged(history)
-    traces = list(figure.data)
-    for rank in (0, 1):
-        log(history, rank, [20], loss=[100 + rank])
-    assert charts.refresh(figure, history) is True
-    assert all(trace is before for trace, before in zip(figure.data, traces, strict=True))
-    assert drawn(figure) == drawn(charts.logged(history))
-    assert drawn(figure)["loss"]["mean"][1][-1] == 100.5
-    log(history, 0, [21], grad_norm=[1])
-    before = drawn(figure)
-    assert charts.refresh(figure, history) is False
-    assert drawn(figure) == before
 
 
 def test_overlaid_draws_the_mean_of_each_run_that_logged_the_name():

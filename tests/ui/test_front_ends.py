@@ -20,7 +20,7 @@ from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.support.repository import beside_the_course
 from tests.support.tiers import few
-from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
+from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, drawn_since, statuses
 
 HOSTED = {
     # COLAB_RELEASE_TAG: colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07.
@@ -90,15 +90,13 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
     """A kernel may have subshells and the front end none, as any but JupyterLab and Notebook: then nobody hears it."""
     if not notebook.value("labkit.ui.kernel.has_subshells()"):
         pytest.skip("this kernel has no subshells: test_the_stop_button_works_while_its_cell_is_waiting")
-    notebook.run("labkit.ui.live.SUBSHELL_S = 0.5")
+    notebook.run("labkit.ui.view.SUBSHELL_S = 0.5")
     cell = notebook.start("run = labkit.launch(spin)", watched=True)
-    notebook.listen_until(lambda: notebook.button_now.get("disabled"))
-    assert notebook.button["description"] == "Stop"
-    assert notebook.button_now["description"] == "use kernel ■"
-    assert "a front end that uses them" in notebook.button_now["tooltip"]
+    notebook.listen_until(lambda: notebook.view["button"] == "use kernel ■")
+    assert any(shown["button"] == "Stop" for shown in notebook.told), "first"
+    assert "a front end that uses them" in notebook.view["hint"]
     subshell = notebook.open_subshell()  # late, as by a browser that was slow
-    notebook.listen_until(lambda: not notebook.button_now["disabled"])
-    assert notebook.button_now["description"] == "Stop"
+    notebook.listen_until(lambda: notebook.view["button"] == "Stop")
     notebook.close_subshell(subshell)
     notebook.interrupt()
     notebook.finish(cell)
@@ -155,12 +153,11 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    open_before = dict(hosted.open_comms)
+    before = set(hosted.views)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
-    hosted.listen_until(
-        lambda: "LiveChart" in [hosted.open_comms[n] for n in set(hosted.open_comms) - set(open_before)]
-    )
-    assert (hosted.button["description"], hosted.button["disabled"]) == ("use kernel ■", True), "from the beginning"
+    hosted.listen_until(lambda: drawn_since(hosted, before))
+    shown = [shown for shown in hosted.told if shown["name"] == "spin"][-1]
+    assert shown["button"] == "use kernel ■"
     hosted.interrupt()
     hosted.finish(cell)
     hosted.listen_until(cell.charts)

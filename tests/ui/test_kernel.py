@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -69,19 +68,13 @@ class Notebook:
         self.cells = {}
         self.ever_shown = []
         """Every bundle displayed by any cell, replaced ones included."""
-        self.open_comms = {}
-        """What each open comm carries: "LiveChart" (a chart's data), "ButtonModel", …"""
-        self.drawn = set()
-        """The comms of charts in which something has been drawn: they open before there is anything to draw."""
-        self.button = {}
-        """What the front end was first told of the last button."""
-        self.button_now = {}
-        """What it has been told of it since."""
-        self.comm_messages = []
-        """(what it carries, when it came)"""
-        self.run("import os, time, torch, labkit, labkit.ui.live\nimport torch.distributed as dist", watched)
-        # This front end answers nothing, so that there is nothing to wait for.
-        self.run("from labkit.ui import live, widgets\nwidgets.CLOSE_AFTER_S = 0")
+        self.comms = {}
+        """By id, the state with which each open comm was opened."""
+        self.views = {}
+        """Of each run that was shown live, what its page has been told last: see `labkit.ui.view.state_of`."""
+        self.told = []
+        """All that pages have been told, in order."""
+        self.run("import os, time, torch, labkit, labkit.ui.view\nimport torch.distributed as dist", watched)
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
@@ -150,28 +143,29 @@ class Notebook:
             cell.outputs = [(id_, data if id_ == display_id else old) for id_, old in cell.outputs]
 
     def _take_comm(self, kind, content):
+        comm_id, state = content["comm_id"], content["data"].get("state", {})
         if kind == "comm_open":
-            state = content["data"]["state"]
-            carried = self.open_comms.get(state.get("carrier"))
-            if carried:  # the model that has the chart's data
-                self.open_comms[state["carrier"]] = "LiveChart"
-            self.open_comms[content["comm_id"]] = state["_model_name"]
-            if state["_model_name"] == "ButtonModel":
-                self.button, self.button_now = state, dict(state)
-        elif kind == "comm_msg":
-            carries = self.open_comms.get(content["comm_id"], "closed")
-            state = content["data"].get("state", {})
-            if carries == "ButtonModel":
-                self.button_now.update(state)
-            elif carries == "LiveChart" and json.loads(state.get("value", "{}")).get("figures"):
-                self.drawn.add(content["comm_id"])
-            self.comm_messages.append((carries, time.monotonic()))
+            self.comms[comm_id] = state
+            if (carrier := state.get("carrier")) in self.comms:
+                self._take_shown(carrier, self.comms[carrier])
         elif kind == "comm_close":
-            self.open_comms.pop(content["comm_id"], None)
+            self.comms.pop(comm_id, None)
+        elif comm_id in self.carriers():
+            self._take_shown(comm_id, state)
 
-    def close_unshown(self, views=1):
-        """Close what so many views have left, as the next one does."""
-        self.run(f"while len(widgets._unshown) < {views}: time.sleep(0.01)\nwidgets.close_unshown()")
+    def _take_shown(self, carrier, state):
+        if "value" in state:
+            self.views[carrier] = json.loads(state["value"])
+            self.told.append(self.views[carrier])
+
+    def carriers(self):
+        """The comms that carry what is shown of a run, and that of the widget which draws it."""
+        return {state["carrier"]: comm_id for comm_id, state in self.comms.items() if state.get("carrier")}
+
+    @property
+    def view(self):
+        """What is shown of the last run that was shown live."""
+        return list(self.views.values())[-1] if self.views else {"button": "", "panels": []}
 
     def interrupt(self):
         """The ■ button."""
@@ -188,10 +182,12 @@ class Notebook:
         control.send(self.client.session.msg("delete_subshell_request", {"subshell_id": subshell_id}))
         assert control.get_msg(timeout=LONG_S)["content"]["status"] == "ok"
 
-    def click(self, comm_id):
-        """Click a button as JupyterLab does: through a subshell, so that a busy cell does not keep it waiting."""
+    def click(self):
+        """Click the last run's button as JupyterLab does: through a subshell, so that a busy cell is no hindrance."""
         client, subshell_id = self.client, self.open_subshell()
-        click = {"method": "custom", "content": {"event": "click"}}
+        carrier = list(self.views)[-1]
+        comm_id, click = self.carriers()[carrier], {"clicked": self.views[carrier]["button"]}
+        click = {"method": "custom", "content": click}
         message = client.session.msg("comm_msg", {"comm_id": comm_id, "data": click})
         message["header"]["subshell_id"] = subshell_id
         client.shell_channel.send(message)
@@ -348,12 +344,8 @@ def test_a_later_cell_shows_the_run_again(notebook):
 
 def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path):
     notebook.ever_shown.clear()
-    notebook.comm_messages.clear()
-    before = dict(notebook.open_comms)
-
-    def kinds_since(before):
-        return collections.Counter(kind for each, kind in notebook.open_comms.items() if each not in before)
-
+    notebook.told.clear()
+    before = set(notebook.comms)
     cell = notebook.start(
         f"""
         def train(worker):
@@ -372,7 +364,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path)
     notebook.listen_until(lambda: cell.outputs)
     assert WIDGET in cell.data[0]
     # Drawn, and drawn again: the ranks go on until then.
-    notebook.listen_until(lambda: [what for what, _ in notebook.comm_messages].count("LiveChart") >= 2)
+    notebook.listen_until(lambda: sum(bool(shown["panels"]) for shown in notebook.told) >= 2)
     (tmp_path / "drawn").touch()
     notebook.finish(cell)
     notebook.listen_until(cell.charts)  # the cell waits for a second at most until the end has been drawn
@@ -383,13 +375,8 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path)
     assert sum(WIDGET in data for data in notebook.ever_shown) == 1
     assert text_html_is_small([cell])
     assert cell.stdout == cell.stderr == ""
-    # What stays open has what stays: the summary and the chart. The button and the tables have gone.
-    notebook.run("while not widgets._unshown: time.sleep(0.01)")
-    assert "ButtonModel" in kinds_since(before), "a page that is being loaded may be asking for it"
-    notebook.close_unshown()
-    notebook.listen_until(lambda: sum(kinds_since(before).values()) <= 13)  # few, for each run of a notebook
-    assert "ButtonModel" not in kinds_since(before)
-    assert kinds_since(before)["LiveChart"] == 1
+    assert "train: finished" in notebook.view["html"], "for a page that was reloaded"
+    assert len(set(notebook.comms) - before) == 5, "the widget, what it shows, their layouts and a style"
 
 
 SPIN = """
@@ -403,19 +390,18 @@ def spin(worker):
 
 def test_the_stop_button_works_while_its_cell_is_waiting(notebook, start_s):
     notebook.run(SPIN)
-    before, began = set(notebook.open_comms), time.monotonic()
+    before, began = set(notebook.views), time.monotonic()
     cell = notebook.start("run = labkit.launch(spin)", watched=True)
     notebook.listen_until(lambda: drawn_since(notebook, before))
-    opened = {comm_id: carries for comm_id, carries in notebook.open_comms.items() if comm_id not in before}
-    (button,) = [comm_id for comm_id, carries in opened.items() if carries == "ButtonModel"]
-    asked = time.monotonic()
-    if notebook.button["disabled"]:  # an old kernel cannot hear a click while it runs a cell
-        assert "needs a kernel with subshells, ipykernel 7" in notebook.button["tooltip"]
+    asked, word = time.monotonic(), notebook.view["button"]
+    if word != "Stop":  # an old kernel cannot hear a click while it runs a cell
+        assert word == "use kernel ■"
+        assert "needs a kernel with subshells, ipykernel 7" in notebook.view["hint"]
         notebook.interrupt()
     else:
-        notebook.click(button)
+        notebook.click()
     notebook.finish(cell)
-    assert notebook.button["disabled"] == (not notebook.value("labkit.ui.kernel.has_subshells()"))
+    assert (word == "Stop") == notebook.value("labkit.ui.kernel.has_subshells()")
     assert cell.idle_s - asked < max(start_s, asked - began), "sooner than ranks start, or than these were drawn"
     assert (cell.error is None) == notebook.value("labkit.ui.kernel.has_subshells()"), "an interrupt raises"
     notebook.listen_until(cell.charts)  # where a person watches, the cell is free before
@@ -458,8 +444,6 @@ def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
         notebook.listen_until(again.charts)
         assert "spin: stopped" in again.html
         assert not any(WIDGET in data for data in launched.data + again.data)
-        notebook.close_unshown(views=2)
-        notebook.listen_until(lambda: "ButtonModel" not in notebook.open_comms.values())
 
 
 def test_a_background_run_that_fails_disturbs_no_other_cell(notebook):
@@ -534,8 +518,8 @@ def test_several_launches_in_one_execution_of_a_cell_all_live(notebook):
 
 
 def drawn_since(notebook, before):
-    """Whether something has been drawn in a chart of a run that was not there before."""
-    return bool(notebook.drawn - before)
+    """Whether a curve has been drawn of a run that was not there before."""
+    return any(shown["panels"] for carrier, shown in notebook.views.items() if carrier not in before)
 
 
 def interrupt_when(notebook, cell, condition):
@@ -572,7 +556,7 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, star
                 dist.barrier()
             time.sleep(1e6)
     """)
-    before = set(notebook.open_comms)
+    before = set(notebook.views)
     cell = notebook.start("run = labkit.launch(stuck)\nprint('went on')", watched)
     next_cell = notebook.start("print('the next cell')")
     if watched:

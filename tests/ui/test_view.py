@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 import gc
-import gzip
 import json
 import re
 import time
 import weakref
-from collections import Counter
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
-import plotly
 import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets import widget as widget_module
@@ -23,11 +19,11 @@ from labkit.launchers.job_events import Notice, Restarted
 from labkit.monitor.output import LINES_KEPT
 from labkit.protocol.events import Exit, Expect, Failure, Output, Result, Started, Stopped
 from labkit.run import Run
-from labkit.ui import charts, kernel, live, live_chart, present, prewarm, summary, widgets
+from labkit.ui import charts, formatting, kernel, present, prewarm, summary, view
 from labkit.ui.lines import Lines
-from labkit.ui.live_chart.widget import PIECE_BYTES
 from labkit.ui.pictures import picture
 from labkit.ui.tables import STATE_COLORS
+from labkit.ui.view import state_of
 from tests.conftest import LONG_S, wait_until
 from tests.support import logs
 from tests.support.fake_engine import FakeEngine
@@ -105,26 +101,28 @@ def slow_imports_are_paid():
     picture(charts.logged(started(steps=3).recorded))
 
 
-def drawn(view):
-    """What the chart's widget has a page draw."""
-    return json.loads(view._chart._carrier.value)
+def drawn(live):
+    """What the widget has a page draw."""
+    return json.loads(live._widget._carrier.value)
 
 
-def curve(view, number=0):
-    """The numbers of a curve there: steps and values."""
-    trace = drawn(view)["figures"][0]["data"][number]
-    return [
-        axis if isinstance(axis, list) else np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"]).tolist()
-        for axis in (trace["x"], trace["y"])
-    ]
+def curves(shown, name="loss"):
+    """The curves of a panel: label → (steps, values)."""
+    (panel,) = [panel for panel in shown["panels"] if panel["name"] == name]
+    return {curve["label"]: (panel["steps"][curve["steps"]], curve["y"]) for curve in panel["curves"]}
 
 
-def end(run, view):
+def cells(run):
+    """The rows of a run, each as one text."""
+    return ["  ".join([f"rank {row['rank']} {row['state']}", *row["cells"]]) for row in state_of(run)["rows"]]
+
+
+def end(run, live):
     """Finish the run and return its live view once that has drawn the end."""
     finish(run)
-    view.join(LONG_S)
-    assert not view.is_alive()
-    return view
+    live.join(LONG_S)
+    assert not live.is_alive()
+    return live
 
 
 @pytest.fixture
@@ -218,7 +216,7 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
     said, chart = (place.things[-1] for place in page)
     assert "train: finished" in said["text/plain"]
     assert chart["image/png"]
-    assert "finished" in live.states_html(run)
+    assert curves(state_of(run))["rank 0"][1] == [y if np.isfinite(y) else None for y in losses]
 
 
 @pytest.mark.parametrize("names", [500, 501])
@@ -234,7 +232,7 @@ def test_a_run_that_logs_very_many_names_says_once_what_that_means(names, printe
     lines.join(LONG_S)
     said = "train: 501 names are logged: the chart shows the first 100, and run.history has all"
     assert sum(line.startswith(said) for line in printed()) == (names == 501)
-    assert ("501 names are logged" in live.notice_html(run)) == (names == 501)
+    assert ("501 names are logged" in state_of(run)["notice"]) == (names == 501)
     assert ("501 names are logged" in summary.as_html(run)) == (names == 501)
 
 
@@ -246,7 +244,7 @@ def test_what_ranks_print_and_name_is_escaped():
     run._follower.take(Output(1, "<script>alert('from a rank')</script> & more\n"))
     log(run, 0, [0], **{"<img>": [1.0]})
     fail(run, summary="ValueError: <b>bad</b>", cause="Cell In[3]\nValueError: <b>bad</b>")
-    shown = "".join((summary.as_html(run), live.states_html(run), live.title_html(run)))
+    shown = summary.as_html(run)  # the rest, `view.js` sets as text
     for raw in ("<script", "<i>mine", "<img", "<b>bad"):
         assert raw not in shown
     assert "&lt;script&gt;alert(&#x27;from a rank&#x27;)&lt;/script&gt; &amp; more" in shown
@@ -256,13 +254,11 @@ def test_what_ranks_print_and_name_is_escaped():
 def test_what_a_cluster_says_is_shown_and_a_line_to_type_can_be_copied():
     run = started()
     run._follower.take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
-    shown = live.notice_html(run)
-    assert ">waits for &lt;2&gt; nodes:</div>" in shown
-    assert "user-select:all" in shown
-    assert ">python -m x</pre>" in shown
-    assert "queued" in live.states_html(run)
+    shown = state_of(run)
+    assert (shown["notice"], shown["to_copy"]) == ("waits for <2> nodes:", "python -m x")
+    assert {row["state"] for row in shown["rows"]} == {"queued"}
     run._follower.take(Notice(-1, ""))
-    assert live.notice_html(run) == ""
+    assert (state_of(run)["notice"], state_of(run)["to_copy"]) == ("", "")
 
 
 def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
@@ -328,10 +324,10 @@ def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
     assert f"<pre>{shown}</pre>" in summary.as_html(run)
 
 
-# The live tables
+# The state that the page draws
 
 
-def test_the_states_table_has_a_row_for_every_state():
+def test_the_state_has_a_row_for_every_state():
     run = Run(FakeEngine(6), 6, "train")
     for rank in range(1, 6):
         run._follower.take(Started(rank))
@@ -340,34 +336,29 @@ def test_the_states_table_has_a_row_for_every_state():
     run._follower.take(Stopped(4))
     run.engine._killed = {5}
     run._follower.take(Exit(5, -9))
-    assert run.states == ["starting", "running", "finished", "failed", "stopped", "ended"]
-    rows = re.findall("<tr>(.*?)</tr>", live.states_html(run))
-    for rank, (row, state) in enumerate(zip(rows, run.states, strict=True)):
-        assert f"<b>rank {rank}</b> {state}" in row
-        assert f"color:{STATE_COLORS[state]}" in row
+    states = ["starting", "running", "finished", "failed", "stopped", "ended"]
+    rows = state_of(run)["rows"]
+    assert [(row["rank"], row["state"], row["color"]) for row in rows] == [
+        (rank, state, STATE_COLORS[state]) for rank, state in enumerate(states)
+    ]
 
 
-def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
+def test_the_state_says_how_far_and_how_fast_each_rank_is():
     run = started(steps=21)
     run._follower.take(Expect(0, 40))
-    first, second = re.findall("<tr>(.*?)</tr>", live.states_html(run))
-    assert "step 20 of 40" in first
-    assert "width:52%" in first
-    assert "10 steps/s" in first
-    assert "640 samples/s" in first
-    assert "loss&nbsp;0.04762" in first
-    assert "samples&nbsp;" not in first
-    assert "step 20<" in second
-    assert "width:" not in second.replace("width:110px", ""), "no bar for a rank that has not said what it expects"
+    first, second = state_of(run)["rows"]
+    assert first["cells"] == ["step 20 of 40", "10 steps/s", "640 samples/s", "loss 0.04762"]
+    assert first["share"] == 21 / 40
+    assert second["cells"][0] == "step 20"
+    assert second["share"] is None, "no bar for a rank that has not said what it expects"
 
 
 def test_after_a_resume_what_is_expected_counts_from_the_first_logged_step():
     run = started()
     log(run, 0, range(1000, 1235), loss=[1.0] * 235)
     run._follower.take(Expect(0, 500))
-    (first, _) = re.findall("<tr>(.*?)</tr>", live.states_html(run))
-    assert "step 1,234 (235 of 500)" in first
-    assert "width:47%" in first
+    first, _ = state_of(run)["rows"]
+    assert (first["cells"][0], first["share"]) == ("step 1,234 (235 of 500)", 235 / 500)
 
 
 def test_of_a_job_that_was_started_again_what_is_expected_counts_from_there():
@@ -376,17 +367,75 @@ def test_of_a_job_that_was_started_again_what_is_expected_counts_from_there():
     run._follower.take(Restarted(-1, 1))
     run._follower.take(Expect(0, 500))
     log(run, 0, range(200, 300), loss=[1.0] * 100)
-    (first, _) = re.findall("<tr>(.*?)</tr>", live.states_html(run))
-    assert "step 299 (100 of 500)" in first
-    assert "width:20%" in first
+    first, _ = state_of(run)["rows"]
+    assert (first["cells"][0], first["share"]) == ("step 299 (100 of 500)", 0.2)
 
 
 def test_the_title_tells_the_time_that_is_left():
     run = started(steps=21)
-    assert "left" not in live.title_html(run)
+    assert "left" not in state_of(run)["title"]
     run._follower.take(Expect(0, 71))
-    assert "about 5 s left" in live.title_html(run)
-    assert "left" not in live.title_html(finish(run))
+    assert "about 5 s left" in state_of(run)["title"]
+    assert "left" not in state_of(finish(run))["title"]
+
+
+def test_the_state_has_a_panel_per_name_whose_curves_share_their_steps():
+    run = started(steps=20)
+    log(run, 1, [20], loss=[7.0], accuracy=[0.5])
+    shown = state_of(run)
+    assert [panel["name"] for panel in shown["panels"]] == ["loss", "accuracy"]
+    assert list(curves(shown)) == ["rank 0", "rank 1", "mean"]
+    assert curves(shown)["rank 0"] == (list(range(20)), pytest.approx(1 / (1 + np.arange(20)), rel=1e-4))
+    assert curves(shown)["rank 1"][0] == list(range(21))
+    assert len(shown["panels"][0]["steps"]) == 2, "those of rank 0 and of the mean are the same"
+    assert curves(shown, "accuracy") == {"rank 1": ([20], [0.5])}
+    assert len({curve["color"] for curve in shown["panels"][0]["curves"]}) == 3
+
+
+def test_what_is_not_finite_is_a_gap():
+    run = started(1)
+    log(run, 0, range(4), loss=[1.0, float("nan"), float("inf"), 2.0])
+    shown = state_of(run)
+    assert curves(shown)["rank 0"] == ([0, 1, 2, 3], [1.0, None, None, 2.0])
+    assert "rank 0 logged loss NaN at step 1" in shown["notice"]
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
+
+
+def test_the_state_stays_small_however_much_is_logged():
+    run = started(4)
+    for rank in range(4):
+        log(run, rank, range(10_000), **{name: np.random.rand(10_000) for name in ("loss", "accuracy", "norm")})
+    began = time.perf_counter()
+    said = json.dumps(state_of(run))
+    assert len(said) < 200_000
+    assert time.perf_counter() - began < 1
+    run = started()
+    for rank in range(2):
+        log(run, rank, range(500), **{f"loss_{number:03}": np.random.rand(500) for number in range(90)})
+    assert 10 < len(state_of(run)["panels"]) < 40, "of very many names the first"
+    assert len(json.dumps(state_of(run))) < 1_000_000
+
+
+def test_the_state_has_the_end_of_what_each_rank_printed():
+    run = started()
+    run._follower.take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
+    run._follower.take(Output(1, "10%\r20%\r"))
+    ((rank, text),) = state_of(run)["output"]
+    assert rank == 1
+    last = range(1000 - formatting.TAIL_LINES, 1000)
+    assert text.splitlines() == [*(f"<line {line}>" for line in last), "20%"]
+
+
+def test_the_button_says_what_a_click_does():
+    run = started()
+    assert (state_of(run)["button"], state_of(run)["hint"][:11]) == ("Stop", "End the run")
+    deaf = state_of(run, is_heard=False)
+    assert deaf["button"] == "use kernel ■"
+    assert "ipykernel 7 or newer, and a front end that uses them" in deaf["hint"]
+    run.ask_to_stop()
+    assert state_of(run)["button"] == "End now"
+    assert "stopping after this step" in state_of(run)["title"]
+    assert state_of(finish(run))["button"] == ""
 
 
 # show()
@@ -450,7 +499,7 @@ def test_a_background_run_prints_what_its_ranks_do_but_no_progress(printed):
     others.join(LONG_S)  # or the next test has its summary
 
 
-@pytest.mark.parametrize("way", [live.LiveView, lambda run: Lines(run, in_notebook=True, wait=True)])
+@pytest.mark.parametrize("way", [view.LiveView, lambda run: Lines(run, in_notebook=True, wait=True)])
 def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
     run = started()
     watcher = way(run)
@@ -466,33 +515,30 @@ def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
 
 
 def watch(run):
-    view = live.LiveView(run)
-    view.start()
-    return view
+    live = view.LiveView(run)
+    live.start()
+    return live
+
+
+def click(live, word):
+    live._widget._handle_custom_msg({"clicked": word}, [])
 
 
 def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     run = started()
-    view = watch(run)
+    live = watch(run)
     for step in range(30):
         for rank in range(2):
             log(run, rank, [step], loss=[1 / (1 + step)])
         run._follower.take(Output(0, f"printed at {step}\n"))
         time.sleep(0.01)
-    wait_until(lambda: "step 29" in view._states.value)
-    wait_until(lambda: "printed at 29" in view._output.output.children[0].value)
-    assert "running" in view._title.value
-    assert view._output.output.layout.display is None, "the tabs are there once a rank has printed"
-    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
-    chart = view._chart
-    assert chart in view._box.children
-    assert [trace["name"] for trace in drawn(view)["figures"][0]["data"]] == ["rank 0", "rank 1", "mean"]
-    assert drawn(view)["lives"] == "run"
+    wait_until(lambda: drawn(live) == {**state_of(run), "title": drawn(live)["title"]})
+    assert "running" in drawn(live)["title"]
     for rank in range(2):
         log(run, rank, [30], loss=[7.0])
-    end(run, view)
+    end(run, live)
     said, still = (place.things for place in page)
-    assert said[0] is view._box
+    assert said[0] is live._widget
     assert "train: finished · 2 ranks · step 30 · loss 7" in said[-1]["text/plain"]
     assert numbers(still[-1], curve=-1)[-1] == 7, "the last state is always drawn"
 
@@ -501,188 +547,116 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
 def test_the_widgets_own_last_state_is_what_stays(page, how):
     """For a page that was reloaded, and for Output and Tab, where an output does not change any more."""
     run = started(steps=20)
-    view = watch(run)
-    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
+    live = watch(run)
     if how == "failed":
         fail(run)
     elif how == "stopped":
         run.ask_to_stop()
-    end(run, view) if how != "failed" else view.join(LONG_S)
-    summary_, chart = view._box.children
-    assert f"train: {how}" in summary_.value
-    assert ("rank 1 failed: ValueError: bad batch" in summary_.value) == (how == "failed")
-    assert chart is view._chart
-    assert curve(view)[0] == list(range(20)), "all points"
-    assert drawn(view)["lives"] == "", "nothing of it ends with the kernel"
+    end(run, live) if how != "failed" else live.join(LONG_S)
+    shown = drawn(live)
+    assert f"train: {how}" in shown["html"]
+    assert ("rank 1 failed: ValueError: bad batch" in shown["html"]) == (how == "failed")
+    assert curves(shown)["rank 0"][0] == list(range(20)), "all points"
+    assert (shown["rows"], shown["button"], shown["title"]) == ([], "", ""), "nothing of it ends with the kernel"
 
 
 def test_the_cell_is_free_once_it_is_said_how_the_run_ended_and_the_last_chart_comes_after_that(page, monkeypatch):
     drawn_when_said = []
-    monkeypatch.setattr(live.LiveView, "_show_final_chart", lambda view: drawn_when_said.append(view._said.is_set()))
-    view = watch(finish(started(steps=3)))
-    view.join()
+    monkeypatch.setattr(view.LiveView, "_show_final_chart", lambda live: drawn_when_said.append(live._said.is_set()))
+    live = watch(finish(started(steps=3)))
+    live.join()
     assert drawn_when_said == [True]
 
 
-def test_what_stays_has_a_chart_even_if_the_run_was_over_before_the_first_was_drawn(page):
-    run = fail(started(steps=3))
-    view = watch(run)
-    view.join(LONG_S)
-    assert [type(each).__name__ for each in view._box.children] == ["HTML", "LiveChart"]
-    assert curve(view)[0] == [0, 1, 2]
-
-
-def test_a_run_that_stands_still_is_drawn_once_and_whole_for_a_page_that_joins_later(page):
+def test_a_run_that_stands_still_is_sent_once_a_second_for_its_seconds(page, sent):
     run = started(steps=60)
-    view = watch(run)
-    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
-    for _ in range(3):  # the page says that it has drawn
-        view._heard.set()
-        time.sleep(2 * live.REDRAW_S)
-    assert drawn(view)["number"] == 2, "empty, and then the whole"
-    trace = drawn(view)["figures"][0]["data"][0]
-    assert (trace["mode"], curve(view)[0]) == ("lines", list(range(60)))
-    end(run, view)
+    live = watch(run)
+    wait_until(lambda: len(sent) >= 4)
+    assert min(np.diff(sent[1:])) > 0.9 * view.STILL_S
+    assert curves(drawn(live))["rank 0"][0] == list(range(60)), "whole, for a page that joins later"
+    end(run, live)
 
 
-@pytest.mark.parametrize("can_ask", [True, False])
-def test_a_page_is_sent_plotly_in_pieces_when_it_asks_or_unasked_where_nobody_could_answer(can_ask, monkeypatch):
-    monkeypatch.setattr(live_chart.LiveChart, "page_has_plotly", False)
-    monkeypatch.setattr(kernel, "has_been_given_a_subshell", lambda: can_ask)
-    chart = live_chart.LiveChart()
-    whole = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_bytes()
-    if not can_ask:
-        assert gzip.decompress(chart._source.value) == whole
-        chart.settle()
-        assert chart.source == ""
-    assert chart._source is None
-    sent = []
-    monkeypatch.setattr(chart._carrier, "send", lambda content, buffers: sent.append((content, buffers[0])))
-    chart._handle_custom_msg({"wants": 0}, [])
-    count = sent[0][0]["of"]
-    for piece in range(1, count):
-        chart._handle_custom_msg({"wants": piece}, [])
-    assert max(len(piece) for _, piece in sent) <= PIECE_BYTES < 0.1 * len(whole), "others pass between them"
-    assert gzip.decompress(b"".join(piece for _, piece in sent)) == whole
-    assert len(chart._esm) < 15_000
-    chart.close()
+def test_a_page_that_asks_is_told_again(page, monkeypatch):
+    run = started(steps=3)
+    live = view.LiveView(run)
+    asked = []
+    monkeypatch.setattr(live._widget._carrier, "send_state", lambda key=None: asked.append(key))
+    live._widget._handle_custom_msg({"wants": "shown"}, [])
+    assert asked == ["value"]
+    live.start()
+    end(run, live)
+    asked.clear()
+    live._widget._handle_custom_msg({"wants": "shown"}, [])
+    assert asked == ["value"], "also once the run is over"
 
 
-def test_a_page_gets_plotly_ahead_by_a_chart_that_nobody_sees(monkeypatch):
-    monkeypatch.setattr("labkit.ui.live_chart.widget._ahead", None)
-    live_chart.get_ready()
-    from labkit.ui.live_chart import widget
-
-    assert json.loads(widget._ahead._carrier.value)["ahead"] is True
-    first = widget._ahead
-    live_chart.get_ready()
-    assert widget._ahead is first, "one, which pages that join later find"
-    first.close()
-
-
-def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):
-    monkeypatch.setattr(live, "CHART_AFTER_S", 60)
-    run = started()
-    view = watch(run)
-    log(run, 0, [0], loss=[1.0])
-    wait_until(lambda: "step 0" in view._states.value)
-    fail(run)
-    view.join(LONG_S)
-    assert "train: failed" in page[0].things[-1]["text/plain"]
-    assert numbers(page[1].things[-1]) == [1], "the picture that stays has the chart"
-
-
-def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_first_value(page, monkeypatch):
+def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_end(page, monkeypatch):
     """Its import holds up the kernel's other threads, a stop among them: its time is when there is nothing to stop."""
     begun = []
     monkeypatch.setattr(prewarm, "begin", lambda: begun.append(True))
     for run, expected in ((Run(FakeEngine(), 2, "train"), [True]), (started(), [])):
         begun.clear()
-        view = watch(run)
-        view._run.over.wait(3 * live.REDRAW_S)
+        live = watch(run)
+        run.over.wait(3 * view.REDRAW_S)
         assert begun == expected
-        end(run, view)
+        end(run, live)
 
 
-def test_the_states_are_drawn_while_plotly_is_being_imported(page, monkeypatch):
-    monkeypatch.setattr(prewarm, "is_done", lambda: False)
+def test_a_live_view_that_has_ended_does_not_hold_its_run(page):
     run = started(steps=20)
-    view = watch(run)
-    wait_until(lambda: view._chart_due_s < time.monotonic())
-    log(run, 0, [20], loss=[1.0])
-    wait_until(lambda: "step 20" in view._states.value)
-    assert view._chart is None
-    end(run, view)
-    assert numbers(page[1].things[-1])[-1] == 1, "the chart that stays waits for it"
-
-
-def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
-    run = started()
-    view = watch(run)
-    run._follower.take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
-    wait_until(lambda: "line 999" in view._output.output.children[1].value)
-    assert re.findall(r"&lt;line (\d+)&gt;", view._output.output.children[1].value) == [
-        str(line) for line in range(1000 - summary.TAIL_LINES, 1000)
-    ]
-    assert view._output.output.children[0].value == ""
-    run._follower.take(Output(1, "10%\r20%\r"))
-    wait_until(lambda: "\n20%</pre>" in view._output.output.children[1].value)
-    end(run, view)
-
-
-def test_of_a_live_view_that_has_ended_few_widgets_stay_open_and_none_holds_the_run(page, monkeypatch):
-    monkeypatch.setattr(widgets, "CLOSE_AFTER_S", 0)
-    before = set(open_widgets)
-    run = started(steps=20)
-    run._follower.take(Output(0, "hello\n"))
-    view = watch(run)
-    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
-    end(run, view)
-
-    def stays():
-        return Counter(type(widget).__name__ for key, widget in open_widgets.items() if key not in before)
-
-    assert {"Button", "Tab"} < set(stays()), "a page that is being loaded may be asking for them"
-    widgets.close_unshown()
-    named = {name: count for name, count in stays().items() if not name.endswith(("Layout", "Style"))}
-    assert named == {"VBox": 1, "HTML": 2, "LiveChart": 1}, "summary and chart, and the chart's data"
-    gone = weakref.ref(run)
+    live = watch(run)
+    end(run, live)
+    widget, gone = live._widget, weakref.ref(run)
     page.clear()
-    run = view = None
+    run = live = None
     wait_until(lambda: gc.collect() is not None and gone() is None)
+    assert "train: finished" in json.loads(widget._carrier.value)["html"], "it stays open for pages that join"
 
 
 def test_the_stop_button_asks_the_run_to_stop_and_ends_it_when_it_is_pressed_again(page):
     run = started(steps=20)
-    view = live.LiveView(run)
-    view._button.click()
+    live = view.LiveView(run)
+    click(live, "Stop")
     assert "ask_to_stop" in run.engine.calls
-    assert view._button.description == "End now"
-    view._draw()
-    assert "stopping after this step" in view._title.value
+    assert drawn(live)["button"] == "End now", "at once"
+    click(live, "Stop")  # a double click
     run._follower.enforce_deadlines()
     assert "kill" not in run.engine.calls, "there is time"
-    view._button.click()
-    assert view._button.disabled
+    click(live, "End now")
     run._follower.enforce_deadlines()
     assert "kill" in run.engine.calls
     assert run.stop_outcome == "late"
-    view.start()
-    end(run, view)
+    live.start()
+    end(run, live)
     assert run.status == "stopped"
 
 
+def test_a_run_whose_live_view_cannot_be_made_is_shown_in_lines(page, monkeypatch, caplog):
+    def broken(*_):
+        raise OSError("no comm")
+
+    monkeypatch.setattr(view, "RunWidget", broken)
+    monkeypatch.setattr(kernel, "has_kernel", lambda: True)
+    run = started(steps=3)
+    shows = present.watch(run, live=True, wait=True)
+    end(run, shows)
+    assert isinstance(shows, Lines)
+    assert "no live view" in caplog.text
+    assert "train: finished" in page[0].things[-1]["text/plain"]
+
+
 @pytest.fixture
-def redraws(monkeypatch):
-    """Counts how often the live figure is brought up to date."""
+def sent(monkeypatch):
+    """When something was sent to the page."""
     times_s = []
-    draw = live_chart.LiveChart.draw
+    show = view.RunWidget.show
 
-    def counted(*arguments, **options):
+    def counted(*arguments):
         times_s.append(time.monotonic())
-        return draw(*arguments, **options)
+        return show(*arguments)
 
-    monkeypatch.setattr(live_chart.LiveChart, "draw", counted)
+    monkeypatch.setattr(view.RunWidget, "show", counted)
     return times_s
 
 
@@ -697,29 +671,13 @@ def feed(run, updates, seconds):
     return time.monotonic() - start
 
 
-def test_two_thousand_updates_a_second_are_drawn_about_ten_times(redraws, page, monkeypatch):
-    # A front end that says at once that it has drawn.
+def test_two_thousand_updates_a_second_are_sent_five_times(sent, page):
     run = started(steps=2)
-    view = watch(run)
-    monkeypatch.setattr(view._heard, "clear", lambda: None)
-    wait_until(lambda: redraws)
-    redraws.clear()
+    live = watch(run)
+    sent.clear()
     took_s = feed(run, 1000, seconds=1)  # of each of two ranks
-    while len(redraws) < 2:  # a slow machine
+    while len(sent) < 2:  # a slow machine
         took_s += feed(run, 1000, seconds=1)
-    assert len(redraws) <= 12 * took_s
-    end(run, view)
+    assert len(sent) <= 1 + took_s / view.REDRAW_S
+    end(run, live)
     assert numbers(page[1].things[-1])[-1] == pytest.approx(1 / 1000), "the end is always drawn"
-
-
-def test_a_front_end_that_does_not_answer_is_sent_about_one_redraw_a_second(redraws, page, monkeypatch):
-    run = started(steps=20)
-    view = watch(run)
-    wait_until(lambda: redraws)
-    redraws.clear()
-    took_s = feed(run, 100, seconds=2.2 * live.UNHEARD_S)
-    while not redraws:  # a slow machine
-        took_s += feed(run, 100, seconds=live.UNHEARD_S)
-    assert len(redraws) <= 1 + took_s / live.UNHEARD_S
-    monkeypatch.setattr(live, "UNHEARD_S", 1e6)  # from now on the front end is waited for, for ever,
-    end(run, view)  # but not by the end
