@@ -84,7 +84,7 @@ function viewOf(model, carrier, el) {
   const charts = tag("div", el, "charts");
   const drawOutput = outputIn(tag("div", el, "output"));
   const panels = new Map();
-  let isDue, isDrawing, isGone, isOver, newsMs, patienceMs, busyMs;
+  let isDue, isDrawing, isGone, isOver, newsMs, patienceMs;
   button.onclick = () => model.send({ clicked: button.textContent });
 
   function drawRows(shown) {
@@ -94,7 +94,7 @@ function viewOf(model, carrier, el) {
     write(title, isCutOff ? "The kernel has been restarted: this run has ended with it." : shown.title);
     write(button, shown.button);
     button.title = shown.hint;
-    button.hidden = isOver;
+    head.hidden = isOver;
     button.disabled = isCutOff || shown.button.startsWith("use");
     write(notice, shown.notice);
     write(copy, shown.to_copy);
@@ -114,26 +114,22 @@ function viewOf(model, carrier, el) {
     drawOutput(shown.output);
   }
 
-  function drawPanel(panel) {
-    if (!panels.has(panel.name)) panels.set(panel.name, panelIn(tag("div", charts)));
-    panels.get(panel.name).draw(panel);
+  function drawPanel(shown) {
+    const panel = panels.get(shown.name) ?? panelIn(tag("div", charts));
+    panels.set(shown.name, panel);
+    panel.draw(shown);
   }
 
-  async function busy(task) {
-    const begun = performance.now();
-    await task();
-    busyMs += performance.now() - begun;
-  }
-
-  // Part by part, so that the page is never busy for long; then the page has twice as long for everything else.
+  // Part by part, so that the page is never busy for long; then it has twice as long for everything else.
   async function draw() {
-    busyMs = 0;
     const shown = JSON.parse(carrier.get("value"));
-    await busy(() => drawRows(shown));
-    for (const panel of shown.panels) {
+    let busyMs = 0;
+    for (const part of [() => drawRows(shown), ...shown.panels.map((panel) => () => drawPanel(panel))]) {
       await frame();
       if (isGone) return;
-      await busy(() => drawPanel(panel));
+      const begun = performance.now();
+      await part();
+      busyMs += performance.now() - begun;
     }
     await pause(2 * busyMs);
   }
