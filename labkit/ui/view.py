@@ -9,6 +9,7 @@ import html
 import json
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,9 @@ STILL_S = 1.0
 
 POINTS = 30_000
 """Drawn while a run goes on, at most: with more, the first names are drawn. The chart that stays has `PANELS` names."""
+
+CHARACTERS = 10_000
+"""Shown of what each rank has printed."""
 
 SUBSHELL_S = 5.0
 """How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
@@ -121,6 +125,7 @@ class LiveView(Watcher):
         self._has_failed = False
         self._drawn: tuple[float, dict[str, Any]] = (0.0, {})
         """When it was drawn last, and what."""
+        self._drawing, self._has_ended = threading.Lock(), False
         self._widget = RunWidget({**EMPTY, "name": run.name})
         self._widget.on_msg(self._clicked)
         self._attempt(self._draw)
@@ -142,6 +147,8 @@ class LiveView(Watcher):
             bundle = {"text/plain": formatting.plain(self._run)}
         self._handle.update(bundle, raw=True)
         self._widget.on_msg(self._clicked, remove=True)
+        with self._drawing:
+            self._has_ended = True
         stays = {**EMPTY, "html": bundle.get("text/html") or f"<pre>{html.escape(bundle['text/plain'])}</pre>"}
         if not self._attempt(lambda: self._widget.show({**stays, "panels": panels_of(self._run)})):
             self._attempt(lambda: self._widget.show(stays))
@@ -177,11 +184,14 @@ class LiveView(Watcher):
             self._said.wait(1)
 
     def _draw(self) -> None:
-        shown = state_of(self._run, self._is_heard())
-        now, (drawn_s, before) = time.monotonic(), self._drawn
-        if now - drawn_s >= STILL_S or {**shown, "title": ""} != {**before, "title": ""}:
-            self._widget.show(shown)
-            self._drawn = now, shown
+        with self._drawing:  # after a click, by another thread
+            if self._has_ended:
+                return
+            shown = state_of(self._run, self._is_heard())
+            now, (drawn_s, before) = time.monotonic(), self._drawn
+            if now - drawn_s >= STILL_S or {**shown, "title": ""} != {**before, "title": ""}:
+                self._widget.show(shown)
+                self._drawn = now, shown
 
     def _is_heard(self) -> bool:
         """Return whether a click is heard before the cell has ended."""
@@ -218,7 +228,10 @@ def state_of(run: RunRecord, is_heard: bool = True) -> dict[str, Any]:
     said, _, to_copy = run.notice.partition("\n")
     counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).most_common())
     many = f"{run.world_size:,} ranks: {counts}" if run.world_size > FEW else ""
-    remarks = (said, run.placement, formatting.remark(run), formatting.many_names(run), many)
+    panels, names = panels_of(run), run.recorded.charted
+    first = f"the first {len(panels)} of {len(names)} names are drawn" if len(panels) < len(names) else ""
+    remarks = (said, run.placement, formatting.remark(run), formatting.many_names(run), first, many)
+    output = run.output_tail(formatting.TAIL_LINES)[:FEW]
     word = "End now" if run.stopping else "Stop" if is_heard else "use kernel ■"
     return {
         **EMPTY,
@@ -227,8 +240,8 @@ def state_of(run: RunRecord, is_heard: bool = True) -> dict[str, Any]:
         "notice": " · ".join(filter(None, remarks)),
         "to_copy": to_copy,  # a command, say
         "rows": [_row(run, rank, states[rank]) for rank in run.recorded.listed(states)],
-        "panels": panels_of(run),
-        "output": [[rank, text] for rank, text in enumerate(run.output_tail(formatting.TAIL_LINES)[:FEW]) if text],
+        "panels": panels,
+        "output": [[rank, text[-CHARACTERS:]] for rank, text in enumerate(output) if text],
         "button": "" if is_over else word,
         "hint": "" if is_over else HINTS[word],
     }

@@ -412,7 +412,10 @@ def test_the_state_stays_small_however_much_is_logged():
     run = started()
     for rank in range(2):
         log(run, rank, range(500), **{f"loss_{number:03}": np.random.rand(500) for number in range(90)})
-    assert 10 < len(state_of(run)["panels"]) < 40, "of very many names the first"
+    count = len(state_of(run)["panels"])
+    assert 10 < count < 40, "of very many names the first"
+    assert state_of(run)["notice"] == f"the first {count} of 90 names are drawn"
+    run._follower.take(Output(0, "x" * 1_000_000 + "\n" * 3))
     assert len(json.dumps(state_of(run))) < 1_000_000
 
 
