@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.record import RunRecord
 from labkit.protocol.text import print_text
-from labkit.ui import kernel, summary
+from labkit.ui import kernel, prewarm, summary
 from labkit.ui.lines import Lines
 from labkit.ui.watcher import launch_begins
 
@@ -35,6 +35,8 @@ def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | N
         _shown_in[run] = kernel.this_execution()
     watcher: LiveView | Lines | None = None
     if in_notebook and (live or kernel.is_interactive()):
+        if {"starting", "queued"} & set(run.states):
+            prewarm.begin()
         try:
             watcher = _live_view(run, wait)
         except Exception:

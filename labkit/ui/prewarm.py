@@ -5,7 +5,7 @@
 Plotly, which draws the chart that stays, and the widgets are imported, and tried, before the first run needs them. That
 takes half a second. Every other thread of the kernel gets on slowly meanwhile, because one at a time runs Python: a run
 that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when the kernel only
-waits for them (`LiveView`), or while the notebook is idle.
+waits for them (`present.watch`), or while the notebook is idle.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import traitlets
 
 from labkit.monitor.history import FEW, SAMPLES
 from labkit.monitor.record import RunRecord
-from labkit.ui import formatting, kernel, prewarm, summary
+from labkit.ui import formatting, kernel, summary
 from labkit.ui.tables import STATE_COLORS, look_of
 from labkit.ui.watcher import Watcher
 
@@ -134,8 +134,6 @@ class LiveView(Watcher):
         self._chart_handle = kernel.display(below, raw=True, display_id=True)
 
     def _show(self) -> None:
-        if {"starting", "queued"} & set(self._run.states):
-            self._attempt(prewarm.begin)
         while not self._run.over.is_set():
             began = time.monotonic()
             self._attempt(self._draw)
@@ -228,7 +226,7 @@ def state_of(run: RunRecord, is_heard: bool = True) -> dict[str, Any]:
     said, _, to_copy = run.notice.partition("\n")
     counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).most_common())
     many = f"{run.world_size:,} ranks: {counts}" if run.world_size > FEW else ""
-    panels, names = panels_of(run), run.recorded.charted
+    panels, names = panels_of(run), [name for name in run.recorded.names if name != SAMPLES]
     first = f"the first {len(panels)} of {len(names)} names are drawn" if len(panels) < len(names) else ""
     remarks = (said, run.placement, formatting.remark(run), formatting.many_names(run), first, many)
     output = run.output_tail(formatting.TAIL_LINES)[:FEW]

@@ -597,10 +597,11 @@ def test_a_page_that_asks_is_told_again(page, monkeypatch):
 def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_end(page, monkeypatch):
     """Its import holds up the kernel's other threads, a stop among them: its time is when there is nothing to stop."""
     begun = []
+    monkeypatch.setattr(kernel, "has_kernel", lambda: True)
     monkeypatch.setattr(prewarm, "begin", lambda: begun.append(True))
     for run, expected in ((Run(FakeEngine(), 2, "train"), [True]), (started(), [])):
         begun.clear()
-        live = watch(run)
+        live = present.watch(run, live=True, wait=False)
         run.over.wait(3 * view.REDRAW_S)
         assert begun == expected
         end(run, live)
