@@ -35,9 +35,9 @@ def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | N
         _shown_in[run] = kernel.this_execution()
     watcher: LiveView | Lines | None = None
     if in_notebook and (live or kernel.is_interactive()):
-        if {"starting", "queued"} & set(run.states):
-            prewarm.begin()
         try:
+            if {"starting", "queued"} & set(run.states):
+                prewarm.begin()
             watcher = _live_view(run, wait)
         except Exception:
             LOG.exception("run %r has no live view. It is not affected", run.name)
