@@ -84,8 +84,9 @@ function viewOf(model, carrier, el) {
   const charts = tag("div", el, "charts");
   const drawOutput = outputIn(tag("div", el, "output"));
   const panels = new Map();
-  let isDue, isDrawing, isGone, isOver, newsMs, patienceMs;
-  button.onclick = () => model.send({ clicked: button.textContent });
+  let isDue, isDrawing, isGone, isOver, newsMs, patienceMs, clicked;
+  const click = () => model.send({ clicked: (clicked = button.textContent) });
+  button.onclick = click;
 
   function drawRows(shown) {
     const isCutOff = shown.button && carrier.comm_live === false;
@@ -149,7 +150,10 @@ function viewOf(model, carrier, el) {
   }
   const ask = () => carrier.comm_live !== false && model.send({ wants: "shown" });
   const asking = setInterval(() => {
-    if (isOver || performance.now() < newsMs + patienceMs) return;
+    if (isOver) return;
+    // A click waits for the cell to end if it came before the kernel had a subshell for it.
+    if (clicked && clicked === button.textContent) click();
+    if (performance.now() < newsMs + patienceMs) return;
     patienceMs *= 2;
     ask();
   }, 1000);
