@@ -199,7 +199,7 @@ def answer_pages_that_join() -> None:
     answered in the thread that receives it, those for states by the subshell that an earlier page has opened. What
     still fails: without an earlier page, with another ipykernel than 7, it waits for the cell to end.
     """
-    here = getattr(shell(), "kernel", None)
+    here: Any = getattr(shell(), "kernel", None)
     thread = getattr(here, "shell_channel_thread", None)
     if thread is None:
         return
