@@ -47,21 +47,20 @@ BROKEN = {
         {"world_size": 2},
     ),
     "02_data_parallel": (
-        "on_device[0] += [*total, *state]",
-        "on_device[1] += [*total, *state]",
-        "the first device holds more",
-        {"steps": 8},
-    ),
-    "02_data_parallel: not counted": (
-        "on_device[0] += [*total, *state]",
-        "on_device[0] += [*total]",
-        "the first device holds more",
-        {"steps": 8},
+        "sum(used.values()) - W",
+        "sum(used.values())",
+        "all weights go to every other device",
     ),
     "02_data_parallel: buffers copied": (
-        "buffer.to(device, copy=True) if index else buffer",
-        "buffer.clone()",
+        "mine(norm, flat, device_list)",
+        "norm(flat)",
         "BatchNorm saw the first piece",
+        {"steps": 8},
+    ),
+    "02_data_parallel: whole batches": (
+        "slice(worker.rank, None, worker.world_size)",
+        "slice(worker.rank, None, 1)",
+        "DDP's ranks, taken together, draw it too",
         {"steps": 8},
     ),
     "03_ddp_by_hand": (

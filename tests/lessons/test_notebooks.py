@@ -202,7 +202,7 @@ BEFORE = {
     "00_start_here": "mean_over_ranks",
     "11_from_a_cell_to_ranks": "task_for_ranks",
     "01_collectives": ("ring_all_reduce", "batch_isend_irecv"),
-    "02_data_parallel": ("four_steps", "class Broadcast"),
+    "02_data_parallel": ("four_steps", 'course.mine("four_steps"'),
     "03_ddp_by_hand": ("average_gradients", "def average_each"),
     "04_ddp": ("local_indices", 'course.mine("local_indices"'),
     "26_local_sgd": ("outer_step", "def train(worker"),

@@ -18,20 +18,17 @@ EXERCISE = Exercise(
     lesson="02",
     title="DataParallel by hand",
     statement="""
-    Compute `network(inputs)` on several `devices`: *scatter* the rows of `inputs` into one piece per device (`chunk`),
-    *replicate* the network, *apply* every copy to its piece in a thread of its own, and *gather* the outputs on the
-    first device, in one tensor.
+    `four_steps` computes `network(inputs)` on several `devices`. *Scatter* and *apply* are written:
+    `functional_call(twin, own, (piece,))` calls a module with the tensors in the dictionary `own` in place of its own.
 
-    `functional_call(twin, tensors, (piece,))` calls a module with other weights and buffers, given by name. The first
-    copy uses the original's own tensors; the others get copies made inside the autograd graph, with
-    `tensor.to(device, copy=True)`, so that `backward` adds everybody's gradients up in `network`.
+    Write *replicate*: append to `copies` a dictionary for each other piece. Its tensors are made inside the autograd
+    graph, `tensor.to(device, copy=True)`, so that `backward` adds everybody's gradients up in `network`. And *gather*:
+    return the outputs in one tensor on the first device.
     """,
     hints=(
-        "`copy.deepcopy(network)` is a twin of the modules; the tensors that it is called with come from "
-        "`network.named_parameters()` and `network.named_buffers()`.",
+        "`tensors.items()` has what a copy needs; `devices[1 : len(pieces)]` are the others' devices.",
         "Do not detach the copies: the gradient goes back through `.to(…)` to the original.",
-        "`ThreadPoolExecutor(n).map(function, twins, tensors, pieces)` calls the function in n threads and returns the "
-        "outputs in order.",
+        "`torch.cat` joins the outputs, once each of them is `.to(devices[0])`.",
     ),
     why="A copy made inside the graph is one more use of the original's weights, so autograd itself adds the "
     "gradients of all devices.",
@@ -44,6 +41,20 @@ EXERCISE = Exercise(
         "from torch.func import functional_call",
     ),
     cases=({"rows": 6, "count": 2}, {"rows": 7, "count": 3}, {"rows": 1, "count": 2}),
+    given={
+        "body": """
+        rows = inputs.chunk(len(devices))  # scatter
+        pieces = [(part.to(device),) for part, device in zip(rows, devices, strict=False)]
+        twins = [copy.deepcopy(network) for _ in pieces]  # modules; their tensors are in `copies`
+        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+        copies = [tensors]  # replicate: a dictionary for each piece
+        ...
+
+        with ThreadPoolExecutor(len(pieces)) as threads:  # apply
+            outputs = list(threads.map(functional_call, twins, copies, pieces))
+        return outputs[0]  # gather: not only the first
+        """
+    },
 )
 
 
