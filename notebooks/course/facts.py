@@ -19,12 +19,6 @@ class Fact(NamedTuple):
 
 
 FACTS = {
-    "batch of 126": Fact(
-        "with `batch_size // world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch "
-        "has more steps.",
-        r"\b126 images",
-        frozenset({"09", "17"}),
-    ),
     "sigterm": Fact(
         "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "
         "(`KillWait`)",

@@ -56,23 +56,6 @@ def lines_of(rows: Iterable[Row], y_title: str, colors: Mapping[str, str], **opt
     return figure.update_xaxes(tickvals=sorted(set(frame["ranks"]))).update_layout(legend_title_text="")
 
 
-def job(seconds: Mapping[int, Spread], published: Mapping[int, float], marks: Mapping[int, str], title: str) -> Any:
-    """Return the chart of one job's seconds by number of ranks, beside 1 / n of one rank and what was published."""
-    first = min(seconds)
-    ideal = {n: seconds[first].middle * first / n for n in seconds}
-    rows: list[Row] = [("", "measured", n, *spread) for n, spread in seconds.items()]
-    rows += [("", "1 / n of one rank", n, value, value, value) for n, value in ideal.items()]
-    figure = lines_of(rows, "seconds", {"measured": BLUE, "1 / n of one rank": GREY})
-    name = f"published: {', '.join(f'{value:g} s' for value in published.values())}"
-    marker = {"color": ORANGE, "size": 12}
-    figure.add_scatter(x=list(published), y=list(published.values()), name=name, mode="markers", marker=marker)
-    for n, text in marks.items():
-        figure.add_annotation(x=n, y=130, text=text, showarrow=False)
-    figure.update_xaxes(tickvals=sorted({*seconds, *published}))
-    most = max(*published.values(), *(spread.high for spread in seconds.values()))
-    return charts.Chart(charts.style(figure.update_yaxes(range=[0, 1.06 * most]), title, 400))
-
-
 def speed_ups(seconds: Mapping[tuple[str, int], Spread], title: str) -> Any:
     """Return two charts, speed-up and efficiency, of seconds a step by ("strong" or "weak", ranks)."""
     ranks, rows = sorted({n for _, n in seconds}), []

@@ -30,11 +30,6 @@ def test_a_split_says_who_would_have_nothing_to_do():
 def test_the_lessons_charts_show_the_numbers_and_their_ranges():
     spread = scaling_plots.Spread.of([1.0, 2.0, 4.0])
     assert spread == (2.0, pytest.approx(1.2), pytest.approx(3.6))
-    measured, ideal, published = scaling_plots.job({1: spread, 2: spread}, {8: 0.5}, {2: "here"}, "a job").data
-    assert list(measured.y) == [2.0, 2.0]
-    assert list(measured.error_y.array) == pytest.approx([1.6, 1.6])
-    assert list(ideal.y) == [2.0, 1.0]
-    assert (list(published.x), published.name) == ([8], "published: 0.5 s")
     seconds = {(kind, n): scaling_plots.Spread(4 / n, 2 / n, 8 / n) for kind in ("strong", "weak") for n in (1, 2)}
     figure = scaling_plots.speed_ups(seconds, "")
     shown = {(line.name, line.xaxis): list(line.y) for line in figure.data}

@@ -9,23 +9,22 @@ from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
     lesson="09",
-    title="A step, and the batch at which averaging pays",
+    title="A step, and the samples at which averaging pays",
     statement="""
     n ranks train by DDP; nothing that they send hides behind computing. A rank computes its samples,
     `sample_s` seconds each; the batch is dealt out as evenly as whole samples can be, and all wait for
     the rank with most. Then gradients are averaged around a ring: 2 (n − 1) messages one after another,
     each of `latency_s`, and `byte_s` for every byte of an n-th of the parameters.
 
-    Return two numbers: the seconds of a step, and the smallest batch (over all ranks) with which
-    computing takes at least as long as averaging.
+    Return two numbers: the seconds of a step, and the least number of samples per rank, 1 at least, with
+    which computing takes at least as long as averaging.
     """,
     hints=(
         "The largest share is the batch divided by the ranks, rounded up.",
-        "First ask how many samples one rank must have at least: the ring's seconds over a sample's, rounded up.",
-        "The smallest batch whose largest share is k has k samples on one rank and k − 1 on all others.",
+        "The samples are the ring's seconds over a sample's, rounded up.",
     ),
-    why="With k samples on one rank and k − 1 on the others the largest share is k, so the smallest batch is "
-    "(k − 1) · n + 1.",
+    why="The ring's bytes do not depend on the batch and computing grows with it, so they are equal at one number of "
+    "samples.",
     world_sizes=(),
     imports=("import math",),
     cases=(
@@ -40,20 +39,19 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """Return (seconds of a step, smallest batch with which computing takes as long as averaging)."""
+    """Return (seconds of a step, samples with which a rank computes as long as it averages)."""
     ring_s = 2 * (ranks - 1) * (latency_s + parameter_bytes / ranks * byte_s)
     step_s = math.ceil(batch / ranks) * sample_s + ring_s
-    share = max(1, math.ceil(ring_s / sample_s))
-    return step_s, (share - 1) * ranks + 1
+    return step_s, max(1, math.ceil(ring_s / sample_s))
 
 
 @EXERCISE.trial
 def trial(
     t: Trial, batch: int, ranks: int, sample_s: float, parameter_bytes: float, latency_s: float, byte_s: float
 ) -> None:
-    """Call it; add up the step, and try batches one after another."""
+    """Call it; add up the step, and try numbers of samples one after another."""
     found = t.call(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    t.returned(found, "(step_s, batch)")
+    t.returned(found, "(step_s, samples)")
     step_s, least = found
     ring_s = 2 * (ranks - 1) * (latency_s + parameter_bytes / ranks * byte_s)
     computing_s = max(len(range(rank, batch, ranks)) for rank in range(ranks)) * sample_s
@@ -68,11 +66,12 @@ def trial(
     is_right = isinstance(step_s, (int, float)) and math.isclose(step_s, expected_s, rel_tol=1e-6)
     t.require(is_right, f"a step takes {step_s:.6g} s, expected {expected_s:.6g} s{said}")
     expected = 1
-    while math.ceil(expected / ranks) * sample_s < ring_s:
+    while expected * sample_s < ring_s:
         expected += 1
-    known_batches = {
-        math.ceil(ring_s / sample_s) * ranks: ": a smaller one has a rank with as many samples",
-        math.ceil(ring_s / sample_s): ": that is the share of one rank",
+    known_numbers = {
+        expected * ranks: ": that is the batch over all ranks",
+        math.floor(ring_s / sample_s): ": with so few, computing is shorter",
+        ring_s / sample_s: ": samples are whole",
     }
-    said = known_batches.get(least, "") if least != expected else ""
-    t.require(least == expected, f"the smallest batch is {least}, expected {expected}{said}")
+    said = known_numbers.get(least, "") if least != expected else ""
+    t.require(least == expected, f"the samples per rank are {least}, expected {expected}{said}")

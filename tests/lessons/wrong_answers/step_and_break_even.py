@@ -22,8 +22,8 @@ WRONG.slip(
     ("math.ceil(batch / ranks) * sample_s + ring_s", "max(math.ceil(batch / ranks) * sample_s, ring_s)"),
 )
 
-# All ranks have as much.
-WRONG.slip("full_shares", "a smaller one has a rank with as many samples", ("(share - 1) * ranks + 1", "share * ranks"))
+# Over all ranks.
+WRONG.slip("whole_batch", "that is the batch over all ranks", ("max(1, math.ceil", "ranks * max(1, math.ceil"))
 
-# Not the batch.
-WRONG.slip("share_of_one", "that is the share of one rank", ("(share - 1) * ranks + 1", "share"))
+# One too few.
+WRONG.slip("too_few", "with so few, computing is shorter", ("max(1, math.ceil(ring", "max(1, math.floor(ring"))
