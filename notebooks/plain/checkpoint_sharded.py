@@ -37,7 +37,9 @@ def train(device, options):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())  # after sharding: it sees shards only
-    if Path(options.folder).exists():
+    is_there = [Path(options.folder).exists()]
+    dist.broadcast_object_list(is_there, src=0)  # ranks may see different disks
+    if is_there[0]:
         # The state as it is now says what to read, and into which shards.
         weights, states = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": states}
@@ -78,10 +80,11 @@ def main():
     parser.add_argument("--out", default="weights.pt")
     options = parser.parse_args()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    is_gpu = device.type == "cuda"
+    dist.init_process_group("nccl" if is_gpu else "gloo", device_id=device if is_gpu else None)
     if options.steps and 64 % dist.get_world_size():
         parser.error(f"batches of 64 have no equal parts for {dist.get_world_size()} ranks")
     try:

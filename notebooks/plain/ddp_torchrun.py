@@ -67,19 +67,20 @@ def train(device, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
-    parser.add_argument("--backend", default="nccl" if torch.cuda.is_available() else "gloo")
+    has_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    parser.add_argument("--backend", default="nccl" if has_gpus else "gloo")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=48)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="weights.pt")
     options = parser.parse_args()
-    # torchrun has set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+    # torchrun has set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     device = torch.device("cpu")
     if options.backend == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # on this machine, not of all
         torch.cuda.set_device(device)
-    dist.init_process_group(options.backend)
+    dist.init_process_group(options.backend, device_id=None if device.type == "cpu" else device)
     if options.batch_size % dist.get_world_size():
         parser.error(f"--batch-size {options.batch_size} is no multiple of the number of ranks")
     try:

@@ -65,10 +65,11 @@ def main():
     parser.add_argument("--silent-s", type=float, default=2.0)
     options = parser.parse_args()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    is_gpu = device.type == "cuda"
+    dist.init_process_group("nccl" if is_gpu else "gloo", device_id=device if is_gpu else None)
     try:
         train(device, options)
     except RuntimeError as error:

@@ -123,10 +123,11 @@ def main():
     parser.add_argument("--out", default="weights.pt")
     options = parser.parse_args()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    is_gpu = device.type == "cuda"
+    dist.init_process_group("nccl" if is_gpu else "gloo", device_id=device if is_gpu else None)
     if options.batch_size % dist.get_world_size():
         parser.error(
             f"--batch-size {options.batch_size} is no multiple of {dist.get_world_size()} ranks"
