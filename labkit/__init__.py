@@ -35,7 +35,7 @@ A room imports those below it in this list, and never one above:
     steps        one instrument that watches the steps of a training function on its rank
     rank         what a rank's process does: `main` does jobs, `worker` what your function gets, `hooks` what
                  takes part in every job
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` shows the page of an
+    protocol     what crosses between the two: `job` and `packing` there, `events` back; `pages` shows the page of an
                  error
     system       the operating system, which no other room asks: `host` is Linux or macOS
 

@@ -17,7 +17,7 @@ from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
 from labkit.protocol import modules
 from labkit.protocol.job import Job
-from labkit.protocol.pickling import name_of, pack_call
+from labkit.protocol.packing import name_of, pack_call
 from labkit.protocol.text import printable
 from labkit.rank import scripts, settings
 from labkit.rank.device import place

@@ -24,7 +24,7 @@ from labkit.comparison.curves import curves_apart, samples_per_s
 from labkit.comparison.picker import Picker
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming, parameters_of
 from labkit.launcher import launch
-from labkit.protocol.pickling import name_of
+from labkit.protocol.packing import name_of
 from labkit.protocol.text import printable, titled
 from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted, WorkerFailed

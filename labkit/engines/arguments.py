@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.engines.base import Target
+from labkit.protocol.packing import name_of
 from labkit.protocol.pages import help_hint
-from labkit.protocol.pickling import name_of
 from labkit.rank.worker import takes_worker
 
 

@@ -13,6 +13,7 @@ from multiprocessing import connection
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.packing import Memory, new_memory
 from labkit.rank.channels import Garbled
 from labkit.system import host
 
@@ -30,10 +31,8 @@ READ_BYTES = 1 << 16
 class Listener:
     """Listens to one rank, in a thread of its own."""
 
-    def __init__(
-        self, info: RankInfo, process: RankProcess, put: Callable[[events.Event], None], note_sent: Callable[[], None]
-    ) -> None:
-        self._info, self._process, self._put, self._note_sent = info, process, put, note_sent
+    def __init__(self, info: RankInfo, process: RankProcess, put: Callable[[events.Event], None]) -> None:
+        self._info, self._process, self._put = info, process, put
         self._rank = info.rank
         self._reader, self._output, self._stacks = process.queue.reader, process.output, process.stacks
         self._sentinel = process.process.sentinel
@@ -41,6 +40,8 @@ class Listener:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._doing = "its job was being sent"
         self._channel_end: EOFError | None = None
+        self._memory: Memory | None = None
+        """For what the rank returns: until that is read, by an event that has come, it must stay."""
         self.last: events.Exit | None = None
         """The rank's own last event, if its process stays."""
 
@@ -54,13 +55,13 @@ class Listener:
             return self._give_up(error, job)
 
     def _send(self, job: Job) -> None:
+        if job.is_here:
+            self._memory = new_memory()
         try:
-            self._process.send_job(self._info, job)
+            self._process.send_job(self._info, job, self._memory)
         except OSError:
             if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
                 raise
-        finally:
-            self._note_sent()
 
     def _bring_all(self) -> events.Exit:
         has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S

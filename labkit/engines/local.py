@@ -42,8 +42,8 @@ class LocalEngine(Engine):
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
-        self._waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for each rank that does not have its job yet."""
+        self._at_job: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for each rank that is not done with its job yet."""
         self._is_closed = False
         self._error: BaseException | None = None
         """What has ended a thread that listens to a rank, which is to be heard of."""
@@ -64,7 +64,7 @@ class LocalEngine(Engine):
             raise
         self.pids = [process.pid for process in self._ranks]
         for _ in self._at_work():
-            self._waiting.put(None)
+            self._at_job.put(None)
         for rank, _ in self._at_work():
             thread = threading.Thread(target=self._listen, args=(rank, job), name=f"labkit-rank-{rank}", daemon=True)
             thread.start()
@@ -179,18 +179,19 @@ class LocalEngine(Engine):
                 self._events.put(event, timeout=0.1)
                 return
 
-    def _note_sent(self, job: Job) -> None:
-        """Note that a rank has its job, or is gone: once all have, the notebook needs no copy of the data in it."""
-        self._waiting.get()
-        if self._waiting.empty():
+    def _note_done(self, job: Job) -> None:
+        """Note that a rank is done: once all are, the notebook needs no copy of the data in the job."""
+        self._at_job.get()
+        if self._at_job.empty():
             job.function.clear()
 
     def _listen(self, rank: int, job: Job) -> None:
         """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
         try:
             info = RankInfo(rank, rank - self._first, job.world_size, self.world_size)
-            listener = Listener(info, self._process(rank), self._put, lambda: self._note_sent(job))
+            listener = Listener(info, self._process(rank), self._put)
             last = listener.listen(job)
+            self._note_done(job)
             if listener.last is not None:  # the process stays
                 self._done.add(rank)
             self._put(last)

@@ -57,15 +57,17 @@ class RankProcess:
         self.killed_s = float("inf")
         """When it was first killed from here, as `time.monotonic()`."""
 
-    def send_job(self, info: RankInfo, job: Job) -> None:
-        """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
+    def send_job(self, info: RankInfo, job: Job, memory: Any = None) -> None:
+        """Give the process its work, and memory for what it returns.
+
+        Raises OSError if it has died meanwhile, and whatever pickling the job raises.
 
         First comes what a process needs to report that it cannot read the job.
         """
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         with self._inbox_lock:
-            send(self._inbox, {"info": tuple(info), "start_s": job.start_s})
+            send(self._inbox, {"info": tuple(info), "start_s": job.start_s, "memory": memory})
             send(self._inbox, job)
 
     @property

@@ -11,7 +11,7 @@ from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
 from labkit.protocol import events
-from labkit.protocol.pickling import loads
+from labkit.protocol.packing import unpack
 
 WARNINGS = 3
 """Of one kind that are shown at most; of the other ranks it is only said how many there are."""
@@ -200,7 +200,7 @@ class RunState:
 
     def _load(self, event: events.Result) -> Any:
         """Return what a rank returned; where that cannot be loaded, the exception, whose `load()` tries again."""
-        load = functools.partial(loads, event.blob)
+        load = functools.partial(unpack, event.value, "cpu")
         try:
             return load()
         except (Exception, SystemExit) as error:  # importing what it needs may end in either

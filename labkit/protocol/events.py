@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from labkit.protocol.pickling import Message
+    from labkit.protocol.packing import Packed
 
 from labkit.system.out_of_memory import OutOfMemory
 
@@ -60,8 +60,8 @@ class Result(NamedTuple):
     """The function returned on this rank."""
 
     rank: int
-    blob: Message | bytes
-    """The return value, pickled by value."""
+    value: Packed
+    """What it returned."""
 
 
 class Stopped(NamedTuple):

@@ -1,23 +1,19 @@
-"""How a pickle, and the memory of the tensors in it, follow each other in a pipe or a file: sent from where it is, and
-read to where it stays, so that no copy of it is made."""
+"""How a pickle, and the large bytes in it, follow each other in a pipe or a file: sent from where they are, and read to
+where they stay, so that no copy of them is made."""
 
 from __future__ import annotations
 
 import pickle
 import struct
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 HEADER = struct.Struct("!8sQQ")
-"""A mark by which garbage is known at once, how many bytes the pickle has, and how many storages follow."""
+"""A mark by which garbage is known at once, how many bytes the pickle has, and how many buffers follow."""
 
 MARK = b"\x93labkit\n"
 
 SIZE = struct.Struct("!Q")
-"""Of each storage, before the pickle."""
+"""Of each buffer, before the pickle."""
 
 JOINED_BYTES = 1 << 20
 """A longer pickle is not copied behind its header."""
@@ -29,13 +25,11 @@ def framed(pickled: bytes, blocks: Sequence[memoryview]) -> list[bytes | memoryv
     return [begin + pickled, *blocks] if len(pickled) < JOINED_BYTES else [begin, pickled, *blocks]
 
 
-def unframed() -> Generator[memoryview, None, tuple[bytearray, list[torch.UntypedStorage]]]:
+def unframed() -> Generator[memoryview, None, tuple[bytearray, list[bytearray]]]:
     """Yield where the next bytes are to be written, none of it empty; return the pickle and its storages at the end.
 
     Raises UnpicklingError for what does not begin so.
     """
-    from labkit.protocol import storages  # not above: an agent starts its ranks before it imports torch
-
     header = bytearray(HEADER.size)
     yield memoryview(header)
     mark, size, count = HEADER.unpack(header)
@@ -43,6 +37,6 @@ def unframed() -> Generator[memoryview, None, tuple[bytearray, list[torch.Untype
         raise pickle.UnpicklingError(f"{bytes(header)!r} is not the beginning of a message")
     sizes, pickled = bytearray(count * SIZE.size), bytearray(size)
     yield from (memoryview(room) for room in (sizes, pickled) if room)
-    found = [storages.empty(each) for (each,) in SIZE.iter_unpack(sizes)]
-    yield from filter(None, map(storages.memory, found))
+    found = [bytearray(each) for (each,) in SIZE.iter_unpack(sizes)]
+    yield from (memoryview(room) for room in found if room)
     return pickled, found

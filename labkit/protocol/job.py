@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from labkit.protocol.pickling import Message
+    from labkit.protocol.packing import Packed
 
 
 class Cell(NamedTuple):
@@ -51,8 +51,8 @@ class RankHook:
 class Job(NamedTuple):
     """Everything a rank must know to run the function; sent to it through a pipe once its process is up, or a file."""
 
-    function: Message
-    """(function, args, kwargs), pickled by value."""
+    function: Packed
+    """(function, args, kwargs)."""
     world_size: int
     backend: str | None
     """None: the ranks find out."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from labkit.protocol.packing import Memory
+
 
 READ_BYTES = 1 << 20
 """Read at once at most; a pipe holds less, usually 64 KiB."""
@@ -42,7 +44,7 @@ BLOCK_BYTES = 1 << 20
 
 
 def pack(word: Any) -> list[bytes | memoryview]:
-    """Return the buffers of a message, in their order. The memory of its tensors is not copied."""
+    """Return the buffers of a message, in their order. Large bytes in it are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
     return framed(pickled, [buffer.raw() for buffer in buffers])
@@ -248,6 +250,8 @@ class Channel:
         self.rank = -1
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
+        self.memory: Memory | None = None
+        """Of the notebook's, on this machine: for what this rank returns, if it is large."""
         self.store: dist.Store | None = None
         self.hooks: tuple[RankHook, ...] = ()
         """The job's, once the rank is at it."""

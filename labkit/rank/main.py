@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.protocol.pickling import pack_result
+from labkit.protocol.packing import pack_result, unpack
 from labkit.rank import (
     current,
     descendants,
@@ -177,7 +177,7 @@ def call_and_send_result(job: Job, info: RankInfo, channel: Channel, log: LogBat
     try:
         with notebook_main.of(job):
             with hooked(job, channel):
-                function, args, kwargs = notebook_main.unpack(job.function, settled.device)
+                function, args, kwargs = unpack(job.function, settled.device)
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
                 worker = Worker(info, settled.device, log, channel, job.watches_nan)
@@ -188,8 +188,7 @@ def call_and_send_result(job: Job, info: RankInfo, channel: Channel, log: LogBat
                     end_if_forked(channel)
             log.close()
             channel.during = "sending the result"
-            packed = pack_result(result, copies=False, is_known=notebook_main.is_known)
-            channel.send(events.Result(info.rank, packed))
+            channel.send(events.Result(info.rank, pack_result(result, memory=channel.memory)))
     except Stopped:
         log.close()
         channel.send(events.Stopped(info.rank))

@@ -8,6 +8,8 @@ launched function finds most of it all the same:
 | what the function uses: variables, functions, classes | comes along, as it is at the launch |
 | other data | stays; a `NameError` says so. Pass it as an argument |
 | tensors that share memory | still do; each storage travels once, and whole, as in `torch.save` |
+| a tensor and an array in the same memory | are refused at the launch: make one of the other in the function |
+| the memory of a tensor | is not the notebook's, and cannot be resized, as after `torch.load` |
 | tensors in shared memory (`share_memory_()`) | are the same memory, as with `mp.spawn`; elsewhere copies: it warns |
 | tensors on a GPU | go to `worker.device`; what a rank returns comes back on the CPU |
 | `.grad` of a tensor, and how it was computed | no, as in `torch.save`: call `backward` in the function |

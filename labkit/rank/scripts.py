@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from labkit.protocol import modules
-from labkit.protocol.pickling import MAIN
+from labkit.protocol.packing import MAIN
 from labkit.rank import failure, notebook_main
 from labkit.rank.script_compat import children
 

@@ -93,6 +93,7 @@ class Inbox:
             info = RankInfo(*self._comes["info"])
             # What is said from now on is of this job, and not of the last.
             self._channel = PipeChannel(self._ends.queue, info.rank)
+            self._channel.memory = self._comes.get("memory")
             self._parts.put(RankTask(word, info, self._channel, _rendezvous))
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")

@@ -19,8 +19,8 @@ from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
 from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.packing import Packed, new_memory, pack, pack_call
 from labkit.protocol.pages import help_hint
-from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.run import Run, RunInterrupted, WorkerFailed
@@ -145,7 +145,7 @@ class CellRuns:
     def _start(
         self,
         only: Sequence[int],
-        function: Message,
+        function: Packed,
         title: str,
         stall_s: float | None,
         pg_timeout_s: float | None = None,
@@ -265,14 +265,14 @@ def _left_behind(summary: str) -> str:
     return f". The notebook has it: %%ranks --send {missed[1]}"
 
 
-def _pack_variables(values: Mapping[str, Any]) -> Message:
+def _pack_variables(values: Mapping[str, Any]) -> Packed:
     """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
     try:
-        return dump(dict(values), shares=True)
+        return pack(dict(values), new_memory(), shares=True)
     except Exception:
         for name, value in values.items():
             try:
-                dump(value)
+                pack(value)
             except Exception as error:
                 raise ValueError(
                     f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n"

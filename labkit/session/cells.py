@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.pickling import Message, loads, pack_result
+from labkit.protocol.packing import MAIN, RECEIVED, Packed, pack_result, unpack
 from labkit.protocol.text import printable
 from labkit.rank.failure import OWN_FILES
-from labkit.rank.notebook_main import Notebook, is_known, the_notebook
+from labkit.rank.notebook_main import new_main
 from labkit.rank.worker import Worker
 
 OWN_FILES.add(__file__)
@@ -31,24 +31,27 @@ class CellCode(NamedTuple):
     code: str
     wants_value: bool
     """Whether the value of the last expression is to be sent, rather than shown."""
-    sent: Message | None
-    """{name: value} from the notebook, pickled by value; None for nothing."""
+    sent: Packed | None
+    """{name: value} from the notebook; None for nothing."""
 
 
-class Cells(Notebook):
+class Cells(types.ModuleType):
     """The module in which the cells of a session run; of the notebook it has what was sent."""
 
-    def take_in(self, sent: Message, device: torch.device) -> None:
-        """Have what the notebook has sent, and under their names the definitions that this needs.
 
-        A function that was sent has global variables of its own: it finds the notebook's, not those of cells.
-        """
-        brought = Notebook()
-        values = loads(sent, brought, device=device)
-        for name, value in brought.received.items():
-            if "." in name or name not in self.namespace or self.is_known(name, self.namespace[name]):
-                self.receive(name, value)
-        self.namespace.update(values)
+def take_in(cells: dict[str, Any], sent: Packed, device: torch.device) -> None:
+    """Have cells' variables be what the notebook has sent, and under their names the definitions that this needs.
+
+    A function that was sent has global variables of its own: it finds the notebook's, not those of cells.
+    """
+    brought, received = vars(new_main()), cells[RECEIVED]
+    values = unpack(sent, device, brought)
+    for name, value in brought[RECEIVED].items():
+        if "." in name or name not in cells or received.get(name) is cells[name]:
+            received[name] = value
+            if "." not in name:
+                cells[name] = value
+    cells.update(values)
 
 
 def compile_cell(code: str, file: str) -> tuple[types.CodeType, types.CodeType | None]:
@@ -71,30 +74,27 @@ def join(worker: Worker) -> None:
     """Do nothing, in the cells' process group: to run this joins it."""
 
 
-def run_cell(worker: Worker, cell: CellCode) -> str | Message:
+def run_cell(worker: Worker, cell: CellCode) -> str | Packed:
     """Run a cell; return the value of its last expression as text ("" for none), or pickled where it is wanted."""
-    cells = _cells(worker)
-    variables = cells.namespace
+    variables = _cells(worker)
     if cell.sent is not None:
-        cells.take_in(cell.sent, worker.device)
+        take_in(variables, cell.sent, worker.device)
     body, last = compile_cell(cell.code, cell.file)
     exec(body, variables)
     value = eval(last, variables) if last else None
     if cell.wants_value:
-        return pack_result(value, "the expression gives", copies=False, is_known=is_known)
+        return pack_result(value, "the expression gives")
     return "" if value is None else _shown(value)
 
 
-def _cells(worker: Worker) -> Cells:
-    """Return the module of cells, with this cell's worker. The first cell makes it."""
-    cells = the_notebook()
-    if not isinstance(cells, Cells):
-        cells = Cells()
+def _cells(worker: Worker) -> dict[str, Any]:
+    """Return the variables of cells, with this cell's worker. The first cell makes them."""
+    if not isinstance(cells := sys.modules[MAIN], Cells):
         # The cells' own module, so that their classes can be pickled from rank to rank, too.
-        sys.modules["__main__"] = cells.module
-        cells.namespace.update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
-    cells.namespace["worker"] = worker
-    return cells
+        cells = sys.modules[MAIN] = new_main(Cells(MAIN))
+        vars(cells).update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
+    vars(cells)["worker"] = worker
+    return vars(cells)
 
 
 def _shown(value: Any) -> str:

@@ -18,8 +18,8 @@ from labkit.engines.arguments import (
 )
 from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
+from labkit.protocol.packing import Packed, unpack
 from labkit.protocol.pages import help_hint
-from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place
 from labkit.run import Run
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
@@ -162,11 +162,11 @@ class Session(Target):
         return [self._value(rank, pickled[rank]) for rank in range(self.world_size)]
 
     @staticmethod
-    def _value(rank: int, pickled: Message | bytes | None) -> Any:
+    def _value(rank: int, pickled: Packed | None) -> Any:
         if pickled is None:  # `exit()`
             return None
         try:
-            return loads(pickled)
+            return unpack(pickled, "cpu")
         except Exception as error:
             error.add_note(f"raised as rank {rank}'s value was loaded in the notebook")
             raise

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol import events
-from labkit.protocol.pickling import Message, pack_call
-from labkit.rank import failure, notebook_main, recorder
+from labkit.protocol.packing import Packed, pack_call, unpack
+from labkit.rank import failure, recorder
 from labkit.rank.worker import Worker
 from labkit.steps import counting, profiler
 from labkit.steps.hooks import Phases
@@ -295,14 +295,14 @@ def used() -> tuple[float, float]:
 # What is launched
 
 
-def watched(call: Message, plan: Plan) -> Message:
+def watched(call: Packed, plan: Plan) -> Packed:
     """Return a call that does what a packed call does, and is watched."""
     return pack_call(watch, (call, plan), {})
 
 
-def watch(worker: Worker, call: Message, plan: Plan) -> Any:
+def watch(worker: Worker, call: Packed, plan: Plan) -> Any:
     """Make a call that `pack_call` has packed, return what it returns, and send a record of its steps."""
-    function, args, kwargs = notebook_main.unpack(call, worker.device)
+    function, args, kwargs = unpack(call, worker.device)
     threads = torch.get_num_threads()
     if plan.threads:
         torch.set_num_threads(plan.threads)

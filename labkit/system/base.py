@@ -224,6 +224,14 @@ class System:
         """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""
         raise OSError(f"{self.name} does not open what another process has open")
 
+    def path_of(self, descriptor: int) -> str:
+        """Return a path by which this process can open once more what it has open. Raises OSError."""
+        raise OSError(f"{self.name} has no such paths")
+
+    def new_memory(self) -> int:
+        """Return a descriptor of new memory that `open_descriptor` can open from another process. Raises OSError."""
+        raise OSError(f"{self.name} does not open what another process has open")
+
     def open_sockets(self) -> dict[str, int]:
         """Return this process's sockets by name, with a descriptor of each; {} where the system does not list them."""
         return {}

@@ -162,6 +162,14 @@ class Linux(Posix):
         """Return a descriptor of what another process has open under that number."""
         return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
 
+    def path_of(self, descriptor: int) -> str:
+        """Return a path by which this process can open once more what it has open."""
+        return f"/proc/self/fd/{descriptor}"
+
+    def new_memory(self) -> int:
+        """Return a descriptor of new memory that `open_descriptor` can open from another process."""
+        return os.memfd_create("labkit")
+
     def open_sockets(self) -> dict[str, int]:
         """Return this process's sockets by name, with a descriptor of each."""
         found = {}

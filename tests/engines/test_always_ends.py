@@ -20,7 +20,7 @@ from labkit.monitor import follower
 from labkit.monitor import stack_query as question
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankHook, Surroundings
-from labkit.protocol.pickling import pack_call
+from labkit.protocol.packing import pack_call
 from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, spawned, worker
 from labkit.run import Run
 from tests.support.forked_ranks import ForkedRanks

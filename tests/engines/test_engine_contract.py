@@ -18,7 +18,7 @@ from labkit.engines.local import LocalEngine
 from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pickling import loads, pack_call
+from labkit.protocol.packing import pack_call, unpack
 from labkit.protocol.text import printable
 from labkit.rank import recorder
 from tests.conftest import LONG_S, shared_session, wait_until
@@ -54,7 +54,7 @@ class Started:
 
     def __init__(self, engine, fn, *args):
         self.engine, self.events = engine, []
-        engine.start(a_job(fn, *args))
+        engine.start(a_job(fn, *args)._replace(is_here=isinstance(engine, LocalEngine)))
 
     def of(self, kind, rank=None):
         return [event for event in self.events if isinstance(event, kind) and rank in (None, event.rank)]
@@ -182,7 +182,7 @@ def check_that_all_arrives(run, sizes):
     assert [event.code for event in run.of(events.Exit)] == [0, 0]
     for rank, size in enumerate(sizes):
         (result,) = run.of(events.Result, rank)
-        value = loads(result.blob)
+        value = unpack(result.value)
         assert len(value) == size
         assert value == elsewhere.pattern(rank, size)
         assert all(map(math.isnan, run.values("loss", rank)))
@@ -226,7 +226,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank_and_the_others
     (failure,), (result,) = run.of(events.Failure), run.of(events.Result)
     assert (failure.rank, failure.during) == (1, "sending the result")
     assert "the function returned a lock that cannot be sent to the notebook" in failure.summary
-    assert loads(result.blob) == elsewhere.pattern(0, 1_000_000)
+    assert unpack(result.value) == elsewhere.pattern(0, 1_000_000)
 
 
 def test_an_exception_of_odd_characters_arrives(start):
@@ -256,7 +256,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_training_and_loses_nothing(kind
         for rank in (0, 1):
             assert sorted(run.values("loss", rank)) == [float(step) for step in range(elsewhere.STEPS)]
             (result,) = run.of(events.Result, rank)
-            assert loads(result.blob) == elsewhere.pattern(rank, 1_000_000)
+            assert unpack(result.value) == elsewhere.pattern(rank, 1_000_000)
     finally:
         run.engine.kill()
         run.until_over()

@@ -12,7 +12,7 @@ import pytest
 import labkit
 from labkit import launcher
 from labkit.engines import base
-from labkit.protocol import pickling
+from labkit.protocol import packing
 from labkit.ui import kernel
 from tests.support.fake_engine import FakeEngine
 
@@ -67,7 +67,7 @@ def test_a_job_carries_the_cells_that_its_function_reaches_and_no_others(cells):
 
 
 def test_cells_are_told_apart_by_their_whole_names(cells):
-    pickled = pickling.dumps(cells.names["twelve"])
+    pickled = packing.pack_call(cells.names["twelve"], (), {}).head
     assert list(kernel.cells(pickled)) == [cells.files[-1]], "and not Cell In[1]"
     assert list(kernel.cells()) == cells.files
 

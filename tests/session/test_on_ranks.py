@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import labkit.rank.on_ranks
-from labkit.protocol import modules, pickling
+from labkit.protocol import modules, packing
 from labkit.rank import settings
 
 SESSION_RANKS = 1
@@ -154,7 +154,7 @@ def test_a_module_that_was_found_in_an_earlier_working_folder_is_found_there_or_
     sys.path[:] = ["", *sys.path[:-1]]
     monkeypatch.chdir(folder / "b" / "lib")
     with pytest.raises(ValueError, match="'settings_of_lib' was loaded from .*, and a rank would import .*"):
-        pickling.pack_call(lambda worker: mine.name, (), {})
+        packing.pack_call(lambda worker: mine.name, (), {})
 
 
 def test_a_module_that_was_loaded_from_a_path_is_found_by_its_files_name_or_refused(folder):
@@ -163,9 +163,9 @@ def test_a_module_that_was_loaded_from_a_path_is_found_by_its_files_name_or_refu
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     found, loaded = sys.modules["settings_of_lib"], sys.modules["loaded"]
-    pickling.pack_call(lambda worker: found.name, (), {})
+    packing.pack_call(lambda worker: found.name, (), {})
     with pytest.raises(ValueError, match="'loaded' was loaded from .*, and a rank would not find it along sys.path"):
-        pickling.pack_call(lambda worker: loaded.name, (), {})
+        packing.pack_call(lambda worker: loaded.name, (), {})
 
 
 # On reserved ranks
@@ -205,11 +205,11 @@ users, OF_LIB = modules._user_modules, "settings_of_lib"
 def test_shared_memory_that_cannot_be_shared_is_said(monkeypatch):
     net = nn.Linear(10, 10).share_memory()
     with pytest.warns(UserWarning, match="print uses tensors in shared memory, but these ranks"):
-        pickling.pack_call(print, (net,), {})
+        packing.pack_call(print, (net,), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pickling.pack_call(print, (net,), {}, shares=True)
-        pickling.pack_call(print, (nn.Linear(10, 10),), {})
+        packing.pack_call(print, (net,), {}, shares=True)
+        packing.pack_call(print, (nn.Linear(10, 10),), {})
 
 
 # On real ranks

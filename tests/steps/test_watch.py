@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import labkit
 from labkit.protocol import events
-from labkit.protocol.pickling import pack_call
+from labkit.protocol.packing import pack_call
 from labkit.rank.worker import Worker
 from labkit.steps import counting, watch
 from labkit.steps.counting import Activations, Flops

@@ -8,7 +8,7 @@ import time
 from labkit.engines.base import Engine
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pickling import pack_call
+from labkit.protocol.packing import pack_call
 from labkit.rank.channels import Channel
 
 A_JOB = Job(

@@ -19,7 +19,7 @@ from torch import nn
 import labkit
 from labkit import system
 from labkit.engines.local import LocalEngine
-from labkit.protocol.pickling import dumps, loads
+from labkit.protocol.packing import pack, unpack
 from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.support import workloads
 
@@ -308,10 +308,10 @@ sets_a_flag.__module__ = "__main__"
 
 def test_a_function_may_use_modules_of_a_type_of_their_own():
     assert type(torch.backends.cudnn) is not type(torch)
-    (sent,) = loads(dumps((sets_a_flag,)))
+    (sent,) = unpack(pack((sets_a_flag,)))
     assert sent is not sets_a_flag, "by value"
     assert sent.__globals__["torch"] is torch
-    assert loads(dumps(torch.backends.cudnn)) is torch.backends.cudnn
+    assert unpack(pack(torch.backends.cudnn)) is torch.backends.cudnn
 
 
 @pytest.mark.spawns

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import multiprocessing.connection
 import os
 import pickle
@@ -26,8 +27,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from labkit.protocol.pickling import DEFINITIONS, MAIN, Message, dump, found_as, loads
-from labkit.rank.notebook_main import Notebook, the_notebook
+from labkit.protocol.packing import DEFINITIONS, MAIN, RECEIVED, Pickler, found_as, take_in
+from labkit.rank.notebook_main import new_main
 from labkit.system import host
 
 SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
@@ -111,7 +112,10 @@ def _reduce(_: Any, value: Any) -> Any:
     if isinstance(value, type) or type(value) in DEFINITIONS:
         name = value.__qualname__
         if value.__module__ in (MAIN, "__mp_main__") or "<" in name:  # a lambda; made inside a function
-            return _receive, (found_as(value), dump(value, shares=True))
+            file = io.BytesIO()
+            pickler = Pickler(file, shares=True)
+            pickler.dump([value, pickler.met])
+            return _receive, (found_as(value), file.getvalue())
     return NotImplemented
 
 
@@ -119,15 +123,18 @@ def _begin(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Have this new process take what comes by value into a `__main__` of its own; return its `Process`."""
     send_by_value()
     gc.enable()  # which `die_with_parent` has turned off
-    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), Notebook().module))
+    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), new_main()))
     return make(*args)
 
 
-def _receive(name: str, message: Message) -> Any:
+def _receive(name: str, pickled: bytes) -> Any:
     """Return what is called so in this process's own `__main__`, as in a fork it is; else what was sent."""
     send_by_value()
     main: Any = sys.modules[MAIN]
     top = name.partition(".")[0]
     if top and top in vars(main):
         return functools.reduce(getattr, name.split("."), main)
-    return loads(message, the_notebook())
+    value, met = pickle.loads(pickled)
+    if RECEIVED in vars(main):
+        take_in(vars(main), met)
+    return value

@@ -10,7 +10,7 @@ import labkit
 from course.exercises import trial
 from course.exercises.traffic import waited_for_core_s
 from labkit import Run, Session, WorkerFailed
-from labkit.protocol.pickling import pack_call
+from labkit.protocol.packing import pack_call
 from labkit.session import session as sessions
 
 RANKS = 4

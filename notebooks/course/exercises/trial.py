@@ -19,11 +19,10 @@ from torch.distributed import distributed_c10d
 
 from course.exercises.base import Exercise, find
 from course.exercises.traffic import Event, Traffic, bounded_output, time_limit
-from labkit.rank import notebook_main
+from labkit.protocol.packing import Packed, unpack
 
 if TYPE_CHECKING:
     from labkit import Worker
-    from labkit.protocol.pickling import Message
 
 PATIENCE_S = 1.5
 """How long one may wait for another rank."""
@@ -236,7 +235,7 @@ def be_there(worker: Any) -> None:
     """Do nothing: a rank that has done it has imported torch and has met the others."""
 
 
-def examine(worker: Worker, exercise_name: str, packed: Message, patience_s: float) -> Report:
+def examine(worker: Worker, exercise_name: str, packed: Packed, patience_s: float) -> Report:
     """Try an answer on this rank, case by case; return what was seen. What the answer raises goes on to the run."""
     exercise = find(exercise_name)
     assert exercise.try_out is not None
@@ -244,7 +243,7 @@ def examine(worker: Worker, exercise_name: str, packed: Message, patience_s: flo
     meeting = Meeting(worker.rank, worker.world_size, patience_s + 0.5)
     with traffic.replacing_torchs_own():
         # Only now: what the learner has imported from torch.distributed by name is looked up here.
-        function, _, _ = notebook_main.unpack(packed, worker.device)
+        function, _, _ = unpack(packed, worker.device)
         trial = Trial(exercise, function, worker.rank, worker.world_size)
         trial.traffic = traffic
         trial.limit_s, trial.computing_s = 2 * patience_s, min(patience_s, COMPUTING_S)
