@@ -361,7 +361,7 @@ def save(value: Any, memory: Memory | None, kind: type[Pickler] = Pickler, **opt
         with _without_checksums():
             torch.save(sent, file, pickle_module=module)
         (pickler,) = picklers
-        if memory is None:
+        if isinstance(file, io.BytesIO):
             return Packed(file.getvalue(), None, pickler.held), pickler
         if file.tell() <= SMALL_BYTES:
             file.seek(0)
