@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from labkit.protocol.packing import RECEIVED
 
 
 def where_am_i(worker):
@@ -41,7 +42,7 @@ def where_am_i(worker):
         "of_the_notebook": [name for name in sys.modules if name.startswith(("labkit.monitor", "labkit.ui"))],
         "listening": listening,
         "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},
-        "main": type(sys.modules["__main__"]).__name__,
+        "has_notebooks_main": RECEIVED in vars(sys.modules["__main__"]),
         "collects": gc.isenabled(),
     }
 
