@@ -13,7 +13,7 @@ from multiprocessing import connection
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.protocol.packing import Memory, new_memory
+from labkit.protocol.packed import Memory, new_memory
 from labkit.rank.channels import Garbled
 from labkit.system import host
 

@@ -13,10 +13,10 @@ import psutil
 from labkit.engines import standby
 from labkit.engines.base import Engine
 from labkit.engines.listener import Listener
+from labkit.engines.rendezvous import LocalRendezvous
 from labkit.engines.spawn import RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.rank.local_rendezvous import LocalRendezvous
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""

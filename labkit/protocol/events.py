@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from labkit.protocol.packing import Packed
+    from labkit.protocol.packed import Packed
 
 from labkit.system.out_of_memory import OutOfMemory
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from labkit.protocol.packing import Packed
+    from labkit.protocol.packed import Packed
 
 
 class Cell(NamedTuple):

@@ -4,10 +4,8 @@ Of tensors each storage goes once, so those that share memory still do. What was
 name: where it arrives, `__main__` has it by that name too, and what pickles by name (`all_gather_object`, `torch.save`,
 rpc) finds it there. A result names what came from the notebook, which is then the notebook's own.
 
-The problem: a gigabyte that a function uses would go by a pipe to each rank. What does not work: a file on the disk
-(which is full, or slow for seconds), or in /dev/shm (64 MB in a container; it stays when the notebook is killed). What
-is done: memory without a name, which belongs to the notebook; ranks open it by the number that it has there and map it,
-with pages of their own for what they write. What still fails: as after `torch.load`, such storages cannot be resized.
+Large values lie in memory that ranks map, with pages of their own for what they write (see `packed`). As after
+`torch.load`, such storages cannot be resized.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import sys
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +33,7 @@ from cloudpickle import cloudpickle as by_value
 from torch.multiprocessing import get_sharing_strategy
 
 from labkit.protocol import modules
+from labkit.protocol.packed import SMALL_BYTES, Memory, Packed, new_memory
 from labkit.protocol.pages import help_hint
 from labkit.system import host
 
@@ -44,62 +42,10 @@ MAIN = "__main__"
 RECEIVED = "__labkit_received__"
 """In the `__main__` of a rank: what has come from the notebook, by name."""
 
-SMALL_BYTES = 1 << 16
-"""What is not larger travels in the message itself."""
-
 _Cached: Any = type(functools.cache(lambda: None))
 
 DEFINITIONS = {types.FunctionType, _Cached}
 """What `def` makes, with decorators or without."""
-
-
-class Memory:
-    """Memory that other processes of this user's can open, on this machine. It goes once nobody has it open, or mapped.
-
-    Raises OSError where the system has none.
-    """
-
-    def __init__(self, known_as: tuple[int, int] | None = None) -> None:
-        self._descriptor = host.new_memory() if known_as is None else host.open_descriptor(*known_as)
-        self._known_as = known_as or (os.getpid(), self._descriptor)
-        """The process that made it, and its descriptor there."""
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def __reduce__(self) -> Any:
-        return Memory, (self._known_as,)
-
-    @property
-    def path(self) -> str:
-        """The name by which this process can open it."""
-        return host.path_of(self._descriptor)
-
-
-def new_memory() -> Memory | None:
-    """Return memory that a process of this machine can open; None where the system has none."""
-    try:
-        memory = Memory()
-        return Memory(memory.__reduce__()[1][0]) and memory  # some sandboxes have no such files
-    except OSError:
-        return None
-
-
-class Packed:
-    """A value on its way: bytes, or memory of this machine. Read it with `unpack`."""
-
-    def __init__(self, data: Any = b"", memory: Memory | None = None, held: Any = None) -> None:
-        self.data, self.memory = data, memory
-        self._held = held
-        """What must live until it has been read: shared memory."""
-        self.head = b""
-        """Of a call, in the process that packed it: the pickle, which has no tensor's memory in it."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Bytes go out of band where the pickler has a place for that, as with `channels.send`.
-        return Packed, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data), self.memory)
-
-    def clear(self) -> None:
-        """Drop what is in it, which has arrived."""
-        self.data, self.memory, self._held, self.head = b"", None, None, b""
 
 
 # Writing

@@ -15,7 +15,7 @@ In a rank's process, for its whole life:
 * `multiprocessing.connection.arbitrary_address`, `ForkingPickler.reducer_override` (`rank.script_compat.children`):
   sockets that leave no file behind; functions of cells reach a DataLoader's workers by value.
 * `tqdm.notebook`, by a finder in `sys.meta_path` (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
-* `torch.distributed.rendezvous._create_c10d_store` (`rank.local_rendezvous`): `rpc.init_rpc` would listen on the whole
+* `torch.distributed.rendezvous._create_c10d_store` (`rank.file_store`): `rpc.init_rpc` would listen on the whole
   network. It calls the original for every other address.
 * `dist.init_process_group` (`rank.script_compat.reuse_process_group`): a script finds that its rank has joined the
   group. It calls the original outside of a job.

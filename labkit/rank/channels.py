@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from labkit.protocol.packing import Memory
+    from labkit.protocol.packed import Memory
 
 
 READ_BYTES = 1 << 20

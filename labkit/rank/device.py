@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol.pages import help_hint
-from labkit.rank.local_rendezvous import exchange
+from labkit.rank.file_store import exchange
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo

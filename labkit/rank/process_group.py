@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labkit.rank.device import is_nccl
-from labkit.rank.local_rendezvous import LocalFileStore, pause_s
+from labkit.rank.file_store import LocalFileStore, pause_s
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo

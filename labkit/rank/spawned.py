@@ -21,7 +21,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import first_step, script_compat
 from labkit.rank.channels import Garbled, PipeChannel, RankPipes, receive
-from labkit.rank.local_rendezvous import open_file_store, serve_master_port
+from labkit.rank.file_store import open_file_store, serve_master_port
 from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
 from labkit.system import host

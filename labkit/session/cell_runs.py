@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.debugger import Debugger
 from labkit.engines.arguments import check_seconds
+from labkit.engines.rendezvous import LocalRendezvous
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -19,10 +20,10 @@ from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
 from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
-from labkit.protocol.packing import Packed, new_memory, pack, pack_call
+from labkit.protocol.packed import Packed, new_memory
+from labkit.protocol.packing import pack, pack_call
 from labkit.protocol.pages import help_hint
 from labkit.rank.device import Placement
-from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import lost_in_words, replaced_in_words, variables_gone

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.packing import MAIN, RECEIVED, Packed, pack_result, unpack
+from labkit.protocol.packed import Packed
+from labkit.protocol.packing import MAIN, RECEIVED, pack_result, unpack
 from labkit.protocol.text import printable
 from labkit.rank.failure import OWN_FILES
 from labkit.rank.notebook_main import new_main

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from labkit.engines import standby
 from labkit.engines.listener import read
 from labkit.engines.local import LocalEngine
+from labkit.engines.rendezvous import LocalRendezvous
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
 from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job, Surroundings
 from labkit.protocol.pages import help_hint
-from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
 

@@ -18,7 +18,8 @@ from labkit.engines.arguments import (
 )
 from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
-from labkit.protocol.packing import Packed, unpack
+from labkit.protocol.packed import Packed
+from labkit.protocol.packing import unpack
 from labkit.protocol.pages import help_hint
 from labkit.rank.device import place
 from labkit.run import Run

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol import events
-from labkit.protocol.packing import Packed, pack_call, unpack
+from labkit.protocol.packed import Packed
+from labkit.protocol.packing import pack_call, unpack
 from labkit.rank import failure, recorder
 from labkit.rank.worker import Worker
 from labkit.steps import counting, profiler

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from labkit.engines.rendezvous import LocalRendezvous
 from labkit.launchers import agent
-from labkit.rank import local_rendezvous, private_folder
-from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store
+from labkit.rank import file_store, private_folder
+from labkit.rank.file_store import open_file_store
 from labkit.rank.private_folder import is_in_use
 from tests.conftest import LONG_S
 
@@ -72,11 +73,11 @@ def test_whoever_waits_for_a_key_goes_on_once_it_is_there_having_looked_ever_mor
             one.set("here", "")
 
     now = [0.0]
-    monkeypatch.setattr(local_rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(file_store, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     other.wait(["here"])
     assert slept == sorted(slept)
-    assert (slept[0], slept[-1]) == local_rendezvous.LOOK_S
-    assert now[0] < 0.2 + 2 * local_rendezvous.LOOK_S[1]
+    assert (slept[0], slept[-1]) == file_store.LOOK_S
+    assert now[0] < 0.2 + 2 * file_store.LOOK_S[1]
 
 
 def test_what_does_not_come_is_named(rendezvous):
@@ -98,12 +99,10 @@ def test_a_store_whose_run_is_over_says_so_at_once(rendezvous):
         with pytest.raises(dist.DistStoreError, match="is gone, as when their run is over"):
             ask()
     assert type(native) is dist.FileStore
-    assert len([kept for kept in local_rendezvous._kept if str(rendezvous.file) == kept._path]) == 2
+    assert len([kept for kept in file_store._kept if str(rendezvous.file) == kept._path]) == 2
     after = LocalRendezvous()
     open_file_store(after.file)
-    assert [kept for kept in local_rendezvous._kept if str(rendezvous.file) == kept._path] == [], (
-        "the next forgets them"
-    )
+    assert [kept for kept in file_store._kept if str(rendezvous.file) == kept._path] == [], "the next forgets them"
     after.close()
 
 
@@ -185,12 +184,12 @@ def master(monkeypatch, rendezvous):
     module = sys.modules["torch.distributed.rendezvous"]
     monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)
     for name in ("_create_store", "_master"):
-        monkeypatch.setattr(local_rendezvous, name, None)
+        monkeypatch.setattr(file_store, name, None)
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": rendezvous.port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     store = open_file_store(rendezvous.file)
-    local_rendezvous.serve_master_port(store)
+    file_store.serve_master_port(store)
     return store
 
 
@@ -201,7 +200,7 @@ def test_whoever_meets_at_env_or_at_its_address_finds_the_ranks_own_store(master
 
 
 def test_elsewhere_and_in_other_processes_pytorch_opens_a_store_as_ever(master, rendezvous, monkeypatch):
-    monkeypatch.setattr(local_rendezvous, "_master", (os.getpid() + 1, *local_rendezvous._master[1:]))
+    monkeypatch.setattr(file_store, "_master", (os.getpid() + 1, *file_store._master[1:]))
     store, *_ = next(dist.rendezvous("env://"))
     assert (type(store), store.port) == (dist.TCPStore, rendezvous.port), "which the system has kept free for it"
 

@@ -1,7 +1,7 @@
 """`init_process_group` in a launched function: a script that was written for torchrun or mp.spawn runs unchanged.
 
 What it finds is one function for the life of the process, for a library may have imported it in an earlier job. Who
-meets otherwise, `torch.distributed.rpc` by `env://`, say, finds the job's store: `labkit.rank.local_rendezvous`.
+meets otherwise, `torch.distributed.rpc` by `env://`, say, finds the job's store: `labkit.rank.file_store`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from torch.distributed import distributed_c10d
 
 from course.exercises.base import Exercise, find
 from course.exercises.traffic import Event, Traffic, bounded_output, time_limit
-from labkit.protocol.packing import Packed, unpack
+from labkit.protocol.packed import Packed
+from labkit.protocol.packing import unpack
 
 if TYPE_CHECKING:
     from labkit import Worker

@@ -1,32 +1,15 @@
-"""Where the ranks of one machine meet: a store in a file that only this user can open, and a port that nobody has.
-
-The problem: a `TCPStore` asks nobody who connects for a name. On a machine with several users each of them can connect
-to one on 127.0.0.1, read the keys by which ranks find each other, and overwrite them.
-What does not work: a secret prefix (newer stores list their keys); a listener that is closed once all ranks have come
-(whoever was faster stays); a store of Python's own, served by the notebook (ranks would wait whenever it computes).
-What is done: PyTorch's `FileStore`, in a folder of mode 0700. It looks every 10 ms for what it waits for, which would
-make a launch on reserved ranks half as long again; `LocalFileStore` looks sooner.
-What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`.
-"""
+"""The store in a file through which the ranks of a machine meet; a script finds it at `MASTER_PORT`, too."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import shutil
-import socket
 import time
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-
-from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
-from labkit.system import host
 
 if TYPE_CHECKING:
     from labkit.protocol.job import RankInfo
@@ -39,39 +22,6 @@ LOOK_S = (0.0002, 0.01)
 
 LOOK_SHARE = 8
 """… which become rarer with the time that has been waited."""
-
-
-class LocalRendezvous:
-    """A store's file and a port for the ranks of this machine, until `close` or the end of this process."""
-
-    def __init__(self) -> None:
-        remove_left_behind_once()
-        self.folder = new_folder()
-        self.file = self.folder / "store"
-        with contextlib.ExitStack() as if_it_fails:  # no more open files, say
-            if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            marker = locked_marker(self.folder)
-            if_it_fails.callback(os.close, marker)
-            # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
-            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR. Outside Linux that does not help, so the
-            # port is let go of at once; most likely it stays free.
-            reserved = if_it_fails.enter_context(socket.socket())
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
-            if_it_fails.pop_all()
-        self.port: int = reserved.getsockname()[1]
-        if not host.lends_bound_ports:
-            reserved.close()
-        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
-        """Remove the folder, and let go of the port. Closing twice does nothing."""
-
-
-def _close(pid: int, folder: Path, marker: int, reserved: socket.socket) -> None:
-    if os.getpid() != pid:  # a fork of the process that made it, at its end
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    reserved.close()
-    os.close(marker)
 
 
 # A script's own way there

@@ -1,0 +1,34 @@
+"""A process that only starts ranks and relays what they say, as a cluster's node has one, does not import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.repository import ROOT
+
+RELAY = """
+import pickle, sys
+from labkit.protocol import events, framing, job
+from labkit.protocol.packed import Packed
+from labkit.rank import channels
+sent = job.Job(Packed(b"a call"), 2, None, 0, 1, None, 0, 0.0, {}, {})
+said = [events.Result(1, Packed(bytes(1 << 20))), events.Log(0, (), [], [], []), events.Exit(0, 1), sent]
+messages = channels.Messages()
+found = [each for word in said for part in channels.pack(word) for each in messages.add(bytes(part))]
+assert bytes(found[0].value.data) == bytes(1 << 20) and bytes(found[-1].function.data) == b"a call"
+assert found[1:3] == said[1:3]
+assert "torch" not in sys.modules
+"""
+
+
+def test_what_ranks_say_is_relayed_without_torch():
+    subprocess.run([sys.executable, "-c", RELAY], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("module", ["protocol.packed", "engines.local", "engines.listener", "rank.channels"])
+def test_an_engine_is_imported_without_torch(module):
+    check = f"import sys, labkit.{module}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
