@@ -28,7 +28,7 @@ FACTS = {
     "gloo's reduce-scatter": Fact(
         "gloo's reduce-scatter is a whole all-reduce, and each rank then keeps its part",
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
-        frozenset({"19", "20", "21"}),
+        frozenset({"07", "19", "20", "21"}),
     ),
     "zero-1": Fact(
         "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "

@@ -77,13 +77,13 @@ def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(l
 def test_no_cell_is_too_long_to_be_read(lesson):
     """But those that draw, and are hidden until they are asked for. Lessons for beginners have shorter ones.
 
-    A whole script that a cell writes to a file may have 70 lines: somebody is to take it away as it is.
+    A whole script that a cell writes to a file may have 76 lines: somebody is to take it away as it is.
     """
     cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
     shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
     most = 20 if number(lesson) <= "07" else 30
     counts = [(cell, cell.source.count("\n") + 1) for cell in shown]
-    long = {c.id: lines for c, lines in counts if lines > (70 if c.source.startswith("%%writefile") else most)}
+    long = {c.id: lines for c, lines in counts if lines > (76 if c.source.startswith("%%writefile") else most)}
     assert long == {}
 
 
@@ -206,7 +206,7 @@ BEFORE = {
     "03_ddp_by_hand": ("average_gradients", "def average_each"),
     "04_ddp": ("local_indices", 'course.mine("local_indices"'),
     "26_local_sgd": ("outer_step", "def train(worker"),
-    "05_model_parallel": ("two_stages", "def first_stage"),
+    "05_model_parallel": ("two_stages", 'course.mine("two_stages"'),
     "06_pipeline": ("bubble", 'course.mine("bubble"'),
     "19_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
     "21_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),

@@ -173,6 +173,17 @@ def test_the_files_that_lessons_00_to_06_write_train_alike(losses_of_file):
     assert one[0] == pytest.approx(sum(losses) / len(losses), abs=2e-4)
 
 
+@pytest.mark.parametrize("lesson", ["00", "03", "04", "05", "06"])
+def test_the_files_that_lessons_write_bind_nccl_to_a_device_and_do_not_wait_for_it_in_every_step(lesson):
+    text = course.written(next(path for path in LESSONS if path.name.startswith(lesson)))
+    assert 'device_id=device if backend == "nccl" else None' in text
+    assert "if step % 5 == 0:" in text.partition("labkit.log(")[0].splitlines()[-2]
+    if "checkpoint" in text:
+        assert 'map_location="cpu"' in text
+        assert "broadcast_object_list" in text, "rank 0 alone asks whether there is one"
+        assert text.index("network.eval()") < text.index("torch.no_grad()") < text.index("network.train()")
+
+
 @pytest.mark.spawns
 def test_averaging_by_hand_ends_with_the_weights_of_lesson_03(run, ranks):
     said = run("average_by_hand.py", "--epochs", 1)

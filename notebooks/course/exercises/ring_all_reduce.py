@@ -12,14 +12,15 @@ EXERCISE = Exercise(
     lesson="01",
     title="All-reduce around a ring",
     statement="""
-    Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the two neighbours
-    only (`isend` and `irecv`; rank n − 1 is the neighbour of rank 0).
+    Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the
+    two neighbours only (`isend` and `irecv`; rank n − 1 is the neighbour of rank 0).
 
-    Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right and adds the one
-    that comes from the left; then each rank has one piece whole. In n − 1 more steps the whole pieces go round. Each
-    rank so sends about 2(n − 1)/n of the tensor, however many ranks there are.
+    Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right
+    and adds the one that comes from the left; then each rank has one piece whole. In n − 1 more steps
+    the whole pieces go round. Each rank so sends about 2(n − 1)/n of the tensor.
 
-    The tensor may have any shape, a size that n does not divide, and need not be contiguous.
+    It may have any shape, a size that n does not divide, and gaps: then `reshape(-1)` is a copy, to be
+    copied back.
     """,
     hints=(
         "`tensor_split(world_size)` cuts a flat tensor into nearly equal pieces, as views: adding to a piece "
@@ -27,7 +28,6 @@ EXERCISE = Exercise(
         "In step s rank r sends piece r − s and receives piece r − s − 1, both modulo n; in the first n − 1 "
         "steps it adds what arrives, later it copies.",
         "Begin with `isend`, then receive, then wait for both: if all ranks wait in `send`, nobody receives.",
-        "`reshape(-1)` of a tensor that is not contiguous is a copy: at the end, copy it back.",
     ),
     why="Every piece goes once around to be summed and once around to be spread, and all links carry a piece at "
     "the same time, so no rank sends more than twice the tensor.",

@@ -16,43 +16,42 @@ EXERCISE = Exercise(
     lesson="05",
     title="Forward and backward over two stages",
     statement="""
-    A network is cut in two: rank 0 has the first `stage` and the `inputs`, rank 1 the second `stage` and the
-    `targets` (what a rank does not have is None). Do one forward and one backward pass with `send` and `recv`:
-    afterwards every parameter of both stages has its gradient. Rank 1 returns the loss, `mse_loss(outputs, targets)`,
-    as a float, rank 0 None.
+    A network is cut in two: one rank has the first `stage` and the `inputs`, the other the second `stage` and the
+    `targets` (what a rank does not have is None). `peer` is the other's rank. Do one forward and one backward pass with
+    `send` and `recv`: afterwards every parameter of both stages has its gradient. The second stage returns the loss,
+    `loss_fn(outputs, targets)`, as a float, the first None.
 
-    What travels between the stages has the shape `hidden_shape`, there and back.
+    What travels between the stages has the shape `hidden_shape`, there and back; it is on the device of a rank's data.
     """,
     hints=(
-        "`send` carries numbers, not the graph of operations: rank 1's tensor is a new leaf, and must ask for a "
-        "gradient.",
-        "After `loss.backward()` on rank 1 the gradient of what it received is in `hidden.grad`.",
-        "Rank 0 goes on with `hidden.backward(gradient)`.",
+        "`send` carries numbers, not the graph of operations: what the second stage receives is a new leaf, and must "
+        "ask for a gradient.",
+        "After `loss.backward()` in the second stage the gradient of what it received is in `hidden.grad`.",
+        "The first stage goes on with `hidden.backward(gradient)`.",
     ),
     why="The gradient with respect to what was sent is all that the first stage needs to know of the second.",
     allowed=POINT_TO_POINT,
-    imports=("import torch", "import torch.distributed as dist", "from torch.nn.functional import mse_loss"),
     world_sizes=(2,),
     cases=({"batch": 5, "width": 3}, {"batch": 1, "width": 4}),
 )
 
 
 @EXERCISE.reference
-def two_stages(stage, inputs, targets, hidden_shape, rank):
-    """Do one step; return the loss on rank 1, None on rank 0. `stage` is this rank's module."""
-    if rank == 0:
+def two_stages(stage, inputs, targets, hidden_shape, peer, loss_fn):
+    """Do one step with the rank `peer`; return the loss where `targets` are, None where `inputs` are."""
+    if targets is None:
         hidden = stage(inputs)
-        dist.send(hidden.detach(), 1)
-        gradient = torch.empty(hidden_shape)
-        dist.recv(gradient, 1)
+        dist.send(hidden.detach(), peer)
+        gradient = torch.empty_like(hidden)
+        dist.recv(gradient, peer)
         hidden.backward(gradient)
         return None
-    hidden = torch.empty(hidden_shape)
-    dist.recv(hidden, 0)
+    hidden = torch.empty(hidden_shape, device=targets.device)
+    dist.recv(hidden, peer)
     hidden.requires_grad_()
-    loss = mse_loss(stage(hidden), targets)
+    loss = loss_fn(stage(hidden), targets)
     loss.backward()
-    dist.send(hidden.grad, 0)
+    dist.send(hidden.grad, peer)
     return loss.item()
 
 
@@ -67,7 +66,7 @@ def trial(t: Trial, batch: int, width: int) -> None:
     loss.backward()
     stage = stages[t.rank]
     given = (inputs, None) if t.rank == 0 else (None, targets)
-    found = t.call(stage, *given, (batch, width), t.rank)
+    found = t.call(stage, *given, (batch, width), 1 - t.rank, mse_loss)
     for (name, parameter), true in zip(stage.named_parameters(), whole[t.rank].parameters(), strict=True):
         what = f"stage.{name}.grad"
         t.require(parameter.grad is not None, f"`{what}` is None: backward has not come to this stage")

@@ -19,11 +19,11 @@ WRONG.slip("no_gradient_for_what_came", "raised", ("hidden.requires_grad_()", "p
 WRONG.slip(
     "sends_ones_back",
     "`stage.0.weight.grad[0, 0]` is",
-    ("dist.send(hidden.grad, 0)", "dist.send(torch.ones(hidden_shape), 0)"),
+    ("dist.send(hidden.grad, peer)", "dist.send(torch.ones(hidden_shape), peer)"),
 )
 
 # Rank 1 keeps the gradient to itself.
-WRONG.slip("nothing_comes_back", "a hang: rank", ("dist.send(hidden.grad, 0)", "pass"))
+WRONG.slip("nothing_comes_back", "a hang: rank", ("dist.send(hidden.grad, peer)", "pass"))
 
 # No float.
 WRONG.slip("returns_a_tensor", "returned a Tensor, expected the loss as a float", ("return loss.item()", "return loss"))
@@ -32,5 +32,5 @@ WRONG.slip("returns_a_tensor", "returned a Tensor, expected the loss as a float"
 WRONG.slip(
     "sends_the_sum_back",
     "5 times what it should be",
-    ("dist.send(hidden.grad, 0)", "dist.send(hidden.grad * len(hidden), 0)"),
+    ("dist.send(hidden.grad, peer)", "dist.send(hidden.grad * len(hidden), peer)"),
 )
