@@ -30,12 +30,6 @@ FACTS = {
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
         frozenset({"07", "19", "20", "21"}),
     ),
-    "zero-1": Fact(
-        "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "
-        "of the parameters; ZeRO-1 as published sends as much as DDP, a reduce-scatter and an all-gather",
-        r"`ZeroRedundancyOptimizer` sends",
-        frozenset({"19", "20"}),
-    ),
     "bubble": Fact(
         "ranks idle for (p − 1) / (m + p − 1) of the time",
         r"\(p − 1\) / \(m \+ p − 1\)",

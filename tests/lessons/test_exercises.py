@@ -48,6 +48,10 @@ EQUIVALENT = {
     "broadcast_tree": {"line 4: Lt → LtE": "one more round, in which nobody has anything to do"},
     "average_in_buckets": {"line 3: 0 → 1": "no gradient has a single byte"},
     "local_indices": {"line 3: Add → Sub": "epochs differ as well if they are taken off the seed"},
+    "shares_of_batches": {
+        "line 3: Add → Sub": "epochs differ as well if they are taken off the seed",
+        "line 8: the last one left out": "a batch begins before the last sample",
+    },
 }
 """Mutants that change nothing that was asked for, and why."""
 

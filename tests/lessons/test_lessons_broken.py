@@ -235,9 +235,9 @@ BROKEN = {
         {"steps": 5},
     ),
     "16_resnet_at_scale": (
-        "self.begin = sum(shares[: worker.rank])",
-        "shares = [batch_size // 2] * 2\n        self.begin = sum(shares[: worker.rank])",
-        "no sample of a batch is lost",
+        "torch.manual_seed((1000 * args.seed + epoch) * world_size + rank)",
+        "torch.manual_seed((1000 * args.seed + len(accuracies) - is_there[0]) * world_size + rank)",
+        "a run that was killed ends as one that was not",
     ),
     "17_pitfalls_starting": (
         "sampler.set_epoch(epoch)",
@@ -318,7 +318,7 @@ on purpose, and what its closing assertion then says. And parameters for a quick
 """
 WHOLE = {
     "15_launchers": "the script that one cell writes is run by others",
-    "16_resnet_at_scale": "the script that one cell runs leaves files for the next",
+    "16_resnet_at_scale": "the script that one cell writes is run by others",
 }
 """Lessons whose closing assertion needs what cannot be seen from the names that its cells use."""
 
