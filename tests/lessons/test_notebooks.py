@@ -198,6 +198,14 @@ def test_an_exercise_comes_before_its_answer():
             defined |= names
 
 
+def test_the_reference_never_takes_the_name_of_what_you_write():
+    """Else a check that is run again would note the reference as the learner's own."""
+    for lesson in LESSONS:
+        for cell in nbformat.read(lesson, as_version=4).cells:
+            for taken, asked in re.findall(r"(\w+), \w+ = course\.mine\(\s*\"(\w+)\"", cell.source):
+                assert taken != asked, f"{lesson.stem}: {cell.id}"
+
+
 BEFORE = {
     "00_start_here": "mean_over_ranks",
     "11_from_a_cell_to_ranks": "task_for_ranks",
