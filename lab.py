@@ -48,7 +48,7 @@ DOWNLOADS = {
 COMPILES_ALL = ("-m", "compileall", "-qq", "-j", "0", str(VENV / "lib"))
 COMPILES_WHAT_LESSONS_IMPORT = (
     "-c",
-    "import jupyterlab.labapp, labkit.ui.charts, matplotlib.pyplot, papermill, torchvision, labkit.rank.first_step; "
+    "import jupyterlab.labapp, labkit.ui.charts, papermill, torchvision, labkit.rank.first_step; "
     "labkit.rank.first_step.get_warm()",
 )
 """Otherwise each of several ranks that start together would compile them."""

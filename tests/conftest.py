@@ -422,8 +422,3 @@ def pytest_runtest_call(item):
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has begun this in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # one of several workers, whom nobody sees
-        # Where this user has no list of the fonts yet, Matplotlib asks another program for them: now, and not in a test
-        # that may start none.
-        with contextlib.suppress(ImportError):  # a machine with a GPU, say, has labkit's own needs and no more
-            import matplotlib.font_manager  # noqa: F401

@@ -17,7 +17,7 @@ from labkit.monitor import not_finite
 from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
 from labkit.monitor.not_finite import NotFinite
 from labkit.monitor.record import RunRecord
-from labkit.ui import kernel, pictures
+from labkit.ui import kernel
 from labkit.ui.formatting import shortened
 from labkit.ui.tables import DASHES, INK, RANK_COLORS, STATE_COLORS, rank_color, rank_dash
 
@@ -42,8 +42,8 @@ Plotly 7.1 has a button that uploads the chart to Plotly's cloud, and is shown u
 """
 
 HOSTED = {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"}
-"""Set in Colab's and Kaggle's kernels, whose own pages show a picture and not Plotly's data. The data stay beside it:
-VS Code draws them, and may have Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01)."""
+"""Set in Colab's and Kaggle's kernels, whose own pages draw Plotly's HTML and not its data. The data stay beside it: VS
+Code draws them, and may have Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01)."""
 
 NOT_FINITE = "not finite"
 """Name of the mark at the first NaN or Inf."""
@@ -95,11 +95,11 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does
-    in Colab and Kaggle.
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: whoever wants pictures there installs kaleido
+    and asks Plotly for them, by PLOTLY_RENDERER=plotly_mimetype+png. Colab and Kaggle draw Plotly's HTML.
     """
 
-    _repr_html_ = None  # would put a script that needs the network into the notebook
+    _repr_html_ = None  # elsewhere it would put a script that needs the network into the notebook
 
     def _ipython_display_(self) -> None:
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
@@ -117,11 +117,11 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive() and not HOSTED & set(os.environ):
-            return bundle
-        if pictures.has_matplotlib():
-            return {**bundle, "image/png": pictures.picture(self)}
-        return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
+        if "PLOTLY_RENDERER" in os.environ:
+            bundle = {**super()._repr_mimebundle_(), "text/plain": bundle["text/plain"]}
+        elif HOSTED & set(os.environ):
+            bundle["text/html"] = self.to_html(full_html=False, include_plotlyjs="cdn", config=CONFIG)
+        return bundle
 
     def metadata(self) -> dict[str, Any]:
         """Return what a notebook keeps beside it: the picture's alternative text."""

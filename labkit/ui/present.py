@@ -50,7 +50,7 @@ def show(thing: Any) -> None:
     """Show a run or a Plotly figure in the cell, so that the saved notebook stays small and readable anywhere.
 
     A run that is still going is shown live. A figure becomes a `Chart`: a live Plotly chart where a person watches, its
-    data and a picture elsewhere. It keeps its own look; `labkit.charts.style(figure)` gives it that of labkit's charts,
+    data elsewhere. It keeps its own look; `labkit.charts.style(figure)` gives it that of labkit's charts,
     which lie on the page's ground in light themes and in dark ones.
     """
     if not isinstance(thing, RunRecord):

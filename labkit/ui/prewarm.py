@@ -55,7 +55,7 @@ def begin_when_idle() -> None:
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     import pandas  # noqa: F401
 
-    # LaunchArgs now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
+    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
     threading.Thread(target=_prewarm, args=(kernel.is_interactive(),), name="labkit-prewarm", daemon=True).start()
 
 
@@ -72,7 +72,3 @@ def _prewarm(is_interactive: bool) -> None:
     if is_interactive:
         import labkit.ui.view  # noqa: F401 - first: the live view draws without Plotly
     wait()
-    if not is_interactive:  # else the browser draws, and nobody needs a picture
-        from labkit.ui import pictures
-
-        pictures.get_ready()

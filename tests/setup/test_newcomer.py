@@ -185,7 +185,6 @@ def test_after_make_lab_labkit_launches_and_the_first_lesson_runs(course):
 
 
 def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_git(course):
-    """In a home where no program has looked for fonts yet."""
     chosen = "tests/setup/test_environment.py tests/setup/test_packaging.py"
     chosen += " -k 'not wheel and not pip and not labkit_is_found and not clone_and_install'"
     said = course.newcomer.run(MAKE_TEST, course.folder, timeout_s=SET_UP_S, WORKERS="0", PYTEST_OPTIONS=chosen)

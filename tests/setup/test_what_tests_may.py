@@ -58,20 +58,6 @@ def test_a_test_that_starts_a_process_has_a_marker(tmp_path):
     assert set(failed) == {"test_that_calls", "test_that_forks"}
 
 
-@pytest.mark.spawns
-def test_the_list_of_fonts_which_takes_a_process_is_there_before_the_first_test(tmp_path):
-    """Also for a user who has none yet, as on a fresh machine."""
-    home = tmp_path / "home"
-    home.mkdir()
-    test = """
-        def test_of_a_picture():
-            import matplotlib.font_manager
-    """
-    places = {"HOME": str(home), "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
-    assert "1 passed" in pytest_on(tmp_path, test, **places)
-    assert list(home.glob("**/fontlist-*.json")), "the home was used"
-
-
 WITH_PROGRAMS = """
     import pytest
 

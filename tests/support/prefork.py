@@ -53,7 +53,7 @@ RANKS = (
 KERNELS = (
     *RANKS,
     # Not ipykernel.kernelapp: as it is imported it reads from the environment who its parent is.
-    *("ipykernel.ipkernel", "ipywidgets", "matplotlib.backends.backend_agg", "matplotlib.figure", "pandas"),
+    *("ipykernel.ipkernel", "ipywidgets", "pandas"),
     *("plotly.graph_objects", "torchvision"),
     "nbformat",  # whose schemas Plotly's widgets load, and a Jupyter server
 )

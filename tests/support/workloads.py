@@ -38,7 +38,7 @@ def where_am_i(worker):
         "threads": torch.get_num_threads(),
         "sum": total.item(),
         "pid": os.getpid(),
-        "heavy": [name for name in ("pandas", "plotly", "ipywidgets", "matplotlib", "IPython") if name in sys.modules],
+        "heavy": [name for name in ("pandas", "plotly", "ipywidgets", "IPython") if name in sys.modules],
         "of_the_notebook": [name for name in sys.modules if name.startswith(("labkit.monitor", "labkit.ui"))],
         "listening": listening,
         "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},

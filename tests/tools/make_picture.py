@@ -4,13 +4,12 @@
 
 `python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, for the site's table of
 lessons. A lesson that lies executed in build/notebooks (`make notebooks`), as it now is, is not run again;
-`--lessons 04_ddp` makes that one only.
+`--lessons 04_ddp` makes that one only. Plotly draws them, for which it wants `pip install kaleido` and a Chrome.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import io
 import json
 import sys
@@ -22,8 +21,10 @@ from pathlib import Path
 sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
 import nbformat  # noqa: E402
+import plotly.io  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from tests.tools.make_site import PLOTLY  # noqa: E402
 from tests.tools.run_notebooks import FOLDER, LESSONS, execute  # noqa: E402
 
 EXECUTED = FOLDER.parent / "build" / "notebooks"
@@ -67,11 +68,14 @@ def live_view() -> Path:
 
 
 def first_chart(executed: Path) -> Image.Image:
-    """Return the first picture that an executed lesson shows. Raises ValueError if there is none."""
+    """Return a picture of the first chart that an executed lesson shows. Raises ValueError if there is none."""
     for cell in nbformat.read(executed, as_version=4).cells:
         for output in cell.get("outputs", []):
-            if picture := output.get("data", {}).get("image/png"):
-                return Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+            if figure := output.get("data", {}).get(PLOTLY):
+                figure.pop("config", None)
+                height = figure["layout"].get("height", 360)
+                blob = plotly.io.to_image(figure, "png", width=760, height=height, validate=False)
+                return Image.open(io.BytesIO(blob)).convert("RGB")
     raise ValueError(f"{executed} shows no chart; run the lesson again (make notebooks)")
 
 

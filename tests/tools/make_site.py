@@ -8,6 +8,7 @@ Sources lie as in the repository, so that a page's links lead to the same files.
 from __future__ import annotations
 
 import argparse
+import html
 import importlib
 import inspect
 import json
@@ -18,12 +19,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import plotly.io
+from plotly.offline import get_plotlyjs
 from sphinx.cmd.build import build_main
 
 import course
 import labkit
 from labkit.protocol.pages import FOLDER, explain
 from tests.tools.course_table import course as lessons_of_the_course
+
+PLOTLY, PLOTLY_JS = "application/vnd.plotly.v1+json", "plotly.min.js"
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = Path(__file__).parent / "site"
@@ -204,14 +209,15 @@ def write_lessons(notebooks: Path, out: Path) -> None:
 
 
 def copy_lesson(source: Path, target: Path) -> None:
-    """Copy a lesson. Its charts are their pictures, with the words that labkit has given them."""
+    """Copy a lesson. Its charts are live, with the words that labkit has given them."""
     notebook = json.loads(source.read_text("utf-8"))
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
-                output["data"].pop("application/vnd.plotly.v1+json", None)
-            if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
-                cell["metadata"].setdefault("mystnb", {"image": {"alt": words}})
+            if figure := output.get("data", {}).pop(PLOTLY, None):
+                words = output["metadata"].get("image/png", {}).get("alt", "")
+                options = {"config": figure.pop("config", None), "include_plotlyjs": f"../_static/{PLOTLY_JS}"}
+                drawn = plotly.io.to_html(figure, full_html=False, **options)
+                output["data"]["text/html"] = f'<div role="figure" aria-label="{html.escape(words)}">{drawn}</div>'
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(notebook), encoding="utf-8")
 
@@ -264,6 +270,7 @@ def build(notebooks: Path, out: Path) -> Path:
     options += ["--conf-dir", str(CONFIGURATION), "--doctree-dir", str(out.parent / f"{out.name}-doctrees")]
     if build_main([*options, str(sources), str(out)]):
         raise RuntimeError("Sphinx has warned; see above")
+    (out / "_static" / PLOTLY_JS).write_text(get_plotlyjs(), encoding="utf-8")
     return out / "index.html"
 
 

@@ -104,7 +104,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
 
 
 @pytest.mark.kernel
-def test_without_widgets_there_are_text_and_pictures(notebook):
+def test_without_widgets_there_are_text_and_a_chart(notebook):
     notebook.run("labkit.ui.prewarm.wait()")
     notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
     notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
@@ -115,7 +115,7 @@ def test_without_widgets_there_are_text_and_pictures(notebook):
     )
     notebook.run("sys.modules.update(widgets)")
     assert "train: finished · 2 ranks" in cell.html
-    assert set(cell.data[1]) == {PLOTLY, "image/png", "text/plain"}
+    assert set(cell.data[1]) == {PLOTLY, "text/plain"}
     assert not any(WIDGET in data for data in notebook.ever_shown)
 
 
@@ -149,7 +149,7 @@ def hosted(notebook, request, tmp_path):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("hosted", HOSTED, indirect=True)
-def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(hosted, request):
+def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_html(hosted, request):
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
@@ -163,29 +163,28 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     hosted.listen_until(cell.charts)
     assert cell.error["ename"] == "RunInterrupted"
     assert "spin: stopped" in cell.html
-    assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
+    assert set(cell.charts()[0]) == {PLOTLY, "text/html", "text/plain"}, "whichever the page can draw"
     again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
     assert "[rank 1] cpu" in again.stdout
     if is_colab:
         assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
 
 
-@pytest.mark.parametrize(("name", "picture"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])
-def test_a_watched_chart_has_a_picture_where_the_page_may_not_draw_plotlys_data(name, picture, monkeypatch):
-    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+@pytest.mark.parametrize(("name", "is_html"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])
+def test_a_chart_is_html_where_the_page_may_not_draw_plotlys_data(name, is_html, monkeypatch):
     for each in ("COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"):
         monkeypatch.delenv(each, raising=False)
     if name:
         monkeypatch.setenv(name, "x")
     bundle = labkit.charts.bars(["a"], [1.0], "s")._repr_mimebundle_()
-    assert ("image/png" in bundle, charts.PLOTLY in bundle) == (picture, True)
+    assert ("text/html" in bundle, charts.PLOTLY in bundle) == (is_html, True)
 
 
 # nbclient and papermill: real (papermill also runs every lesson, in test_notebooks.py)
 
 
 @pytest.mark.kernel
-def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkeypatch):
+def test_headless_there_are_lines_a_chart_ranks_and_exercises(tmp_path, monkeypatch):
     """With what Kaggle says of itself in Save & Run All, where nobody watches either."""
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     sources = (
@@ -209,9 +208,9 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
     assert {"[rank 0] bye", "[rank 1] bye"} <= set(lines.splitlines())
     data = [output.data for output in launched if "data" in output]
     assert "train: finished · 2 ranks · step 2 · loss 2" in data[0]["text/html"]
-    assert set(data[1]) == {PLOTLY, "image/png", "text/plain"}
+    assert set(data[1]) == {PLOTLY, "text/plain"}
     data = [output.data for output in in_a_loop if "data" in output]
-    assert ["image/png" in each for each in data] == [False, True] * 3, "no launch waits for a chart; the cell does"
+    assert [PLOTLY in each for each in data] == [False, True] * 3, "no launch waits for a chart; the cell does"
     assert ranks[0].text == "[rank 0] 0\n[rank 1] 1\n"
     assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
 

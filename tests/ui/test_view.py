@@ -21,7 +21,6 @@ from labkit.protocol.events import Exit, Expect, Failure, Output, Result, Starte
 from labkit.run import Run
 from labkit.ui import charts, formatting, kernel, present, prewarm, summary, view
 from labkit.ui.lines import Lines
-from labkit.ui.pictures import picture
 from labkit.ui.tables import STATE_COLORS
 from labkit.ui.view import state_of
 from tests.conftest import LONG_S, wait_until
@@ -96,9 +95,8 @@ def numbers(bundle, curve=0):
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports_are_paid():
-    """The first chart and the first picture import for a second; live views here are timed."""
+    """The first chart imports for a second; live views here are timed."""
     prewarm.wait()
-    picture(charts.logged(started(steps=3).recorded))
 
 
 def drawn(live):
@@ -215,7 +213,7 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
     Lines(run, in_notebook=True, wait=True).run()
     said, chart = (place.things[-1] for place in page)
     assert "train: finished" in said["text/plain"]
-    assert chart["image/png"]
+    assert chart[charts.PLOTLY]["data"]
     assert curves(state_of(run))["rank 0"][1] == [y if np.isfinite(y) else None for y in losses]
 
 
@@ -236,7 +234,7 @@ def test_a_run_that_logs_very_many_names_says_once_what_that_means(names, printe
     assert ("501 names are logged" in summary.as_html(run)) == (names == 501)
 
 
-# The still picture
+# What stays
 
 
 def test_what_ranks_print_and_name_is_escaped():
@@ -444,13 +442,12 @@ def test_the_button_says_what_a_click_does():
 # show()
 
 
-def test_a_plotly_figure_becomes_data_and_a_picture(page):
+def test_a_plotly_figure_becomes_data(page):
     present.show(go.Figure(go.Scatter(y=[1, 2, 3]), layout={"title": "mine"}))
     present.show(go.Figure(go.Bar(x=["a"], y=[1])))
     for place in page:
         bundle = place.things[0]._repr_mimebundle_()
-        assert set(bundle) == {"application/vnd.plotly.v1+json", "image/png", "text/plain"}
-        assert bundle["image/png"].startswith(b"\x89PNG")
+        assert set(bundle) == {"application/vnd.plotly.v1+json", "text/plain"}
     assert page[0].things[0]._repr_mimebundle_()["application/vnd.plotly.v1+json"]["data"][0]["y"] == [1, 2, 3]
 
 
