@@ -1,0 +1,111 @@
+"""Measure what logging three names in every step costs two ranks that train, the notebook's reading included.
+
+Blocks of steps with log calls and blocks without take turns on each rank: the ratio of two neighbours counts.
+CPU time per call, the rank's and the notebook's, hardly depends on what else the machine does.
+
+    python tests/benchmarks/log_cost.py [/path/to/another/checkout] --pairs 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+STEPS = 40
+"""Of a block: some 60 ms."""
+
+
+def train(worker: Any, pairs: int, logs: bool) -> tuple[list[float], float, float]:
+    """Return the ratios of the pairs of blocks, a step's time in s, and the rank's CPU time a call in s."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(784, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
+
+    def block(logs: bool) -> tuple[float, float]:
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            value = loss.item()
+            if logs:
+                worker.log(loss=value, accuracy=value, lr=0.01)
+        return time.perf_counter() - began_s, time.process_time() - cpu_s
+
+    ratios, steps_s, cpu_s = [], [], 0.0
+    for pair in range(-3, pairs):
+        # Which of them comes first takes turns, too.
+        found = {with_log: block(logs and with_log) for with_log in ((False, True) if pair % 2 else (True, False))}
+        if pair >= 0:
+            ratios.append(found[True][0] / found[False][0])
+            steps_s.append(found[False][0] / STEPS)
+            cpu_s += found[True][1] - found[False][1]
+    return ratios, statistics.median(steps_s), cpu_s / pairs / STEPS
+
+
+def measure(pairs: int) -> dict[str, float]:
+    """Return the figures of the labkit that is imported here."""
+    import labkit
+
+    ranks = labkit.Session(2)
+    found: dict[str, float] = {}
+    cpu_s = {}
+    for logs in (True, False):
+        began_s = time.process_time()
+        run = labkit.launch(train, pairs, logs, on=ranks, live=False)
+        cpu_s[logs] = time.process_time() - began_s
+        ratios, steps_s, rank_s = zip(*run.results, strict=True)
+        kind = "with log" if logs else "with no log at all"
+        found[f"{kind}, block to block"] = statistics.median(sum(ratios, []))
+        if logs:
+            found["a step in s"] = statistics.median(steps_s)
+            found["a rank's CPU a call in s"] = statistics.median(rank_s)
+    found["the notebook's CPU a call in s"] = (cpu_s[True] - cpu_s[False]) / (2 * pairs * STEPS)
+    ranks.close()
+    return found
+
+
+def of(root: Path, pairs: int) -> dict[str, float]:
+    """Measure with the labkit and the environment of a checkout."""
+    command = [root / ".venv/bin/python", Path(__file__), "--child", "--blocks", str(pairs)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Print each figure, of one checkout or of two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?")
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--child", action="store_true")
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(measure(given.blocks)))
+        return
+    roots = [given.other, ROOT] if given.other else [ROOT]
+    found: dict[Path, list[dict[str, float]]] = {root: [] for root in roots}
+    for number in range(given.pairs):
+        for root in roots if number % 2 == 0 else roots[::-1]:
+            found[root].append(of(root, given.blocks))
+    for title in found[ROOT][0]:
+        each = {root: [one[title] for one in found[root]] for root in roots}
+        medians = " and ".join(f"{statistics.median(values):.6f}" for values in each.values())
+        print(f"{title}: {medians}; each {[[round(v, 6) for v in values] for values in each.values()]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
