@@ -48,20 +48,17 @@ class Listener:
     def listen(self, job: Job) -> events.Exit:
         """Send the rank its job, bring what comes from it, and return its last event."""
         try:
-            self._send(job)
+            if job.is_here:
+                self._memory = new_memory()
+            try:
+                self._process.send_job(self._info, job, self._memory)
+            except OSError:
+                if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
+                    raise
             self._doing = "what it sent was being read in the notebook"
             return self._bring_all()
         except BaseException as error:
             return self._give_up(error, job)
-
-    def _send(self, job: Job) -> None:
-        if job.is_here:
-            self._memory = new_memory()
-        try:
-            self._process.send_job(self._info, job, self._memory)
-        except OSError:
-            if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
-                raise
 
     def _bring_all(self) -> events.Exit:
         has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S

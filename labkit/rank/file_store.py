@@ -1,4 +1,4 @@
-"""The store in a file through which the ranks of a machine meet; a script finds it at `MASTER_PORT`, too."""
+"""Where the ranks of a job meet, here in a file; a script finds the store at `MASTER_PORT`, too."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from labkit.protocol.job import RankInfo
+    from labkit.protocol.job import Job, RankInfo
 
 JOIN_S = 60.0
 """How long a rank waits for the others of its machine."""
@@ -22,6 +23,24 @@ LOOK_S = (0.0002, 0.01)
 
 LOOK_SHARE = 8
 """… which become rarer with the time that has been waited."""
+
+
+RENDEZVOUS = timedelta(seconds=300)
+"""How long ranks of several machines wait for each other."""
+
+
+def rendezvous(job: Job, info: RankInfo) -> dist.Store:
+    """Return the store through which the ranks of a job meet."""
+    address, port = "127.0.0.1", job.port
+    if (url := urlsplit(job.store)).scheme == "tcp":
+        address, port = str(url.hostname), int(url.port or 0)
+        store: dist.Store = dist.TCPStore(address, port, info.world_size, is_master=False, timeout=RENDEZVOUS)
+    else:
+        store = open_file_store(job.store)
+    # With the third, nobody starts ranks once more (Lightning would).
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="labkit")
+    serve_master_port(store)
+    return store
 
 
 # A script's own way there

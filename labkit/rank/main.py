@@ -27,6 +27,7 @@ from labkit.rank import (
     current,
     descendants,
     failure,
+    file_store,
     notebook_main,
     process_group,
     reserved_group,
@@ -50,8 +51,6 @@ class RankTask(NamedTuple):
     job: Job
     info: RankInfo
     channel: Channel
-    rendezvous: Callable[[Job, RankInfo], dist.Store]
-    """Returns the store through which the ranks meet."""
 
 
 BROKEN = (
@@ -69,22 +68,12 @@ def unreadable_job(error: BaseException, rank: int, time_s: float) -> events.Fai
     return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
 
 
-def do_and_exit(prepare: Callable[[], Callable[[], RankTask | None]]) -> NoReturn:
-    """Do the jobs that what `prepare` returns brings, and end the process."""
-    code = 1
-    try:
-        descendants.adopt()
-        code = do_jobs(prepare())
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
-        # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
-        fast_exit(code)
-
-
 def fast_exit(code: int) -> NoReturn:
-    """End this process, and what it has started, now."""
+    """End this process, and what it has started, now.
+
+    Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after all the
+    work was done. See https://github.com/pytorch/pytorch/issues/190489.
+    """
     try:
         end_children()
         descendants.end()
@@ -118,40 +107,37 @@ def do_jobs(next_task: Callable[[], RankTask | None]) -> int:
     """
     gc.enable()  # which `die_with_parent` has turned off
     gc.freeze()  # what was imported stays: it need not be looked at in the midst of a step
-    while (part := next_task()) is not None:
-        if part.job.stays is None:
-            return _do_safely(part)
-        with staying.around(part.job.group is not None) as left_bytes:
-            code = _do_safely(part, left_bytes)
+    while (task := next_task()) is not None:
+        job, info, channel = task
+        with contextlib.nullcontext(0) if job.stays is None else staying.around(job.group is not None) as left_bytes:
+            try:
+                code = run_job(task, left_bytes)
+            except BaseException as error:
+                # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
+                failure.report(error, info.rank, job, channel)
+                code = failure.exit_code(error)
+            if job.stays is None:
+                return code
             if devices.is_broken():
-                part.channel.send(events.Output(part.info.rank, BROKEN.format(part.info.rank)))
+                channel.send(events.Output(info.rank, BROKEN.format(info.rank)))
                 return code or 1
-        part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
-        del part
+        channel.end(events.Exit(info.rank, code, at_s=time.time()))
+        del task, job, channel
         staying.give_memory_back()
     process_group.leave()
     _tidy_up()
     return 0
 
 
-def _do_safely(part: RankTask, left_bytes: int = 0) -> int:
-    try:
-        return run_job(part, left_bytes)
-    except BaseException as error:
-        # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
-        failure.report(error, part.info.rank, part.job, part.channel)
-        return failure.exit_code(error)
-
-
-def run_job(part: RankTask, left_bytes: int = 0) -> int:
+def run_job(task: RankTask, left_bytes: int) -> int:
     """Do the job and send what came of it; return the exit code. It has not taken `left_bytes` of the memory."""
-    job, info, channel, _ = part
+    job, info, channel = task
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
     channel.hooks = hooks_of(job)
     code, store = 1, None
     try:
-        settled, store = join(part) if job.stays is None else reserved_group.join(part, set_up)
+        settled, store = join(*task) if job.stays is None else reserved_group.join(*task, set_up)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         failure.show_lines_of(job.cells)
         call_and_send_result(job, info, channel, log, settled)
@@ -209,15 +195,15 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def join(part: RankTask) -> tuple[devices.Settled, dist.Store]:
+def join(job: Job, info: RankInfo, channel: Channel) -> tuple[devices.Settled, dist.Store]:
     """Set this rank up for a job, and join its process group; return where it computes, and the ranks' store."""
-    set_up(part.job, part.info)
-    part.channel.during = "joining the process group"
-    store = part.rendezvous(part.job, part.info)
-    part.channel.during = "starting"
-    settled = devices.settle(part.job, part.info, store)
-    part.channel.during = "joining the process group"
-    process_group.join(part.info, settled, store)
+    set_up(job, info)
+    channel.during = "joining the process group"
+    store = file_store.rendezvous(job, info)
+    channel.during = "starting"
+    settled = devices.settle(job, info, store)
+    channel.during = "joining the process group"
+    process_group.join(info, settled, store)
     return settled, store
 
 

@@ -16,12 +16,13 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from labkit.protocol.job import Job, RankInfo
-from labkit.rank import process_group
+from labkit.rank import file_store, process_group
+from labkit.rank.channels import Channel
 from labkit.rank.device import Settled, settle
 from labkit.system import host
 
@@ -41,15 +42,14 @@ _joined: Joined | None = None
 _cells_are_set_up = False
 
 
-def join(part: Any, set_up: Callable[[Job, RankInfo], None]) -> tuple[Settled, dist.Store]:
+def join(
+    job: Job, info: RankInfo, channel: Channel, set_up: Callable[[Job, RankInfo], None]
+) -> tuple[Settled, dist.Store]:
     """Return where a job computes, and the store of its group, which is that of the last cell or is joined now.
 
-    Args:
-        part: a `labkit.rank.main.RankTask`.
-        set_up: sets this rank's environment, threads and seeds.
+    `set_up` sets this rank's environment, threads and seeds.
     """
     global _joined, _cells_are_set_up
-    job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
         return _joined.settled, _joined.store
     leave()
@@ -57,7 +57,7 @@ def join(part: Any, set_up: Callable[[Job, RankInfo], None]) -> tuple[Settled, d
     if job.group is None or not _cells_are_set_up:
         set_up(job, info)
     channel.during = "joining the process group"
-    store = rendezvous(job, info)
+    store = file_store.rendezvous(job, info)
     settled = settle(job, info, store)
     before = frozenset(host.open_sockets())
     process_group.join(info, settled, store)

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from datetime import timedelta
 from queue import SimpleQueue as JobQueue
 from typing import Any
-from urllib.parse import urlsplit
-
-import torch.distributed as dist
 
 import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: imported before it comes
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.rank import first_step, script_compat
+from labkit.rank import descendants, first_step, script_compat
 from labkit.rank.channels import Garbled, PipeChannel, RankPipes, receive
-from labkit.rank.file_store import open_file_store, serve_master_port
-from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
+from labkit.rank.main import RankTask, do_jobs, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
 from labkit.system import host
-
-RENDEZVOUS = timedelta(seconds=300)
-"""How long ranks of several machines wait for each other."""
 
 
 def main(_: int, ends: RankPipes) -> None:
@@ -36,7 +26,9 @@ def main(_: int, ends: RankPipes) -> None:
     The rank comes with the job.
     """
 
-    def prepare() -> Callable[[], RankTask | None]:
+    code = 1
+    try:
+        descendants.adopt()
         handle_signals(ends.stacks.fileno())
         host.redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         script_compat.begin_spawned()
@@ -45,9 +37,11 @@ def main(_: int, ends: RankPipes) -> None:
         if inbox.is_empty:
             first_step.get_warm()
         ends.queue.put(events.Ready())
-        return inbox.next_task
-
-    do_and_exit(prepare)
+        code = do_jobs(inbox.next_task)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        fast_exit(code)
 
 
 class Inbox:
@@ -55,7 +49,7 @@ class Inbox:
 
     def __init__(self, ends: RankPipes) -> None:
         self._ends = ends
-        self._parts: JobQueue[RankTask | None] = JobQueue()
+        self._tasks: JobQueue[RankTask | None] = JobQueue()
         self._comes: dict[str, Any] | None = None
         """What was said of the newest job, before it came."""
         self._channel: PipeChannel | None = None
@@ -63,12 +57,12 @@ class Inbox:
 
     def next_task(self) -> RankTask | None:
         """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
-        return self._parts.get()
+        return self._tasks.get()
 
     @property
     def is_empty(self) -> bool:
         """Whether no work has come."""
-        return self._parts.empty()
+        return self._tasks.empty()
 
     def _listen(self) -> None:
         try:
@@ -86,7 +80,7 @@ class Inbox:
 
     def _take(self, word: Any) -> None:
         if word == "leave":
-            self._parts.put(None)
+            self._tasks.put(None)
         elif isinstance(word, dict):
             self._comes = word
         elif isinstance(word, Job) and self._comes is not None:
@@ -94,7 +88,7 @@ class Inbox:
             # What is said from now on is of this job, and not of the last.
             self._channel = PipeChannel(self._ends.queue, info.rank)
             self._channel.memory = self._comes.get("memory")
-            self._parts.put(RankTask(word, info, self._channel, _rendezvous))
+            self._tasks.put(RankTask(word, info, self._channel))
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")
         elif self._channel is not None:
@@ -112,16 +106,3 @@ class Inbox:
                 self._ends.queue.put(unreadable_job(error, info[0], time.time() - start_s))
             except BaseException:
                 traceback.print_exc()
-
-
-def _rendezvous(job: Job, info: RankInfo) -> dist.Store:
-    address, port = "127.0.0.1", job.port
-    if (url := urlsplit(job.store)).scheme == "tcp":
-        address, port = str(url.hostname), int(url.port or 0)
-        store: dist.Store = dist.TCPStore(address, port, info.world_size, is_master=False, timeout=RENDEZVOUS)
-    else:
-        store = open_file_store(job.store)
-    # With the third, nobody starts ranks once more (Lightning would).
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="labkit")
-    serve_master_port(store)
-    return store

@@ -251,7 +251,7 @@ UNREACHED = {
     "run: Run._obey: self.engine.kill": "see test_the_second_interrupt",
     "run: Run._obey: self.ask_to_stop": "likewise",
     "run: Run.wait_until_over: self.engine.kill": "likewise",
-    "rank.main: do_jobs: part.channel.send": "a GPU that is broken; see tests/rank/test_device.py",
+    "rank.main: do_jobs: channel.send": "a GPU that is broken; see tests/rank/test_device.py",
     "rank.main: end_children: os.kill": "a fork server, which a rank of this Python has not",
     "rank.process_group: join: store.wait": "no group is joined here",
     "rank.process_group: when_left.<locals>.wait_and_do: before.join": "likewise",
