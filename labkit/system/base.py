@@ -141,20 +141,6 @@ class System:
     def give_memory_back(self) -> None:
         """Give the system back what was freed, if the C library keeps it for later."""
 
-    # Threads at work
-
-    def wanted_s(self, pid: int) -> dict[int, float]:
-        """Return the processor time that each thread of a process has wanted so far, in s; {} if it has ended.
-
-        Where the system tells, the time for which a thread waited for a core counts too. Elsewhere there is one entry.
-        """
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            return {pid: times.user + times.system}
-        return {}
-
     # A rank's environment
 
     start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}

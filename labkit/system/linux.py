@@ -123,19 +123,6 @@ class Linux(Posix):
         if (trim := _malloc_trim()) is not None:
             trim(0)
 
-    # Threads at work
-
-    def wanted_s(self, pid: int) -> dict[int, float]:
-        """Return the processor time that each thread of a process has used or waited for so far, in s."""
-        found: dict[int, float] = {}
-        try:
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                used_ns, waited_ns, _ = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
-                found[int(thread)] = (int(used_ns) + int(waited_ns)) / 1e9
-        except (OSError, ValueError):  # not kept, or ended meanwhile
-            return found or super().wanted_s(pid)
-        return found
-
     # What a process may have; files and sockets
 
     def cores(self) -> int:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.spawns
 def machine(monkeypatch):
     """The notebook's own work, as standby sees it: none, until a test says otherwise."""
     load = {"share": 0.0}
-    monkeypatch.setattr(standby.idle, "wanted_s", lambda apart_from=(): {1: load["share"] * time.monotonic()})
+    used_s = SimpleNamespace(monotonic=time.monotonic, process_time=lambda: load["share"] * time.monotonic())
+    monkeypatch.setattr(standby.idle, "time", used_s)
     assert standby._runs == 0, "an earlier test's run is still going"
     standby.on()
     yield load

@@ -20,7 +20,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from labkit.engines.standby import idle
@@ -43,8 +42,6 @@ _importing: set[RankProcess] = set()
 """Those that may be importing, for all that is known."""
 _born_in: Any = None
 """The surroundings that the standby ranks inherited."""
-_born_s = 0.0
-"""When the last of them were spawned, as `time.monotonic()`."""
 _wanted = 0
 _runs = 0
 """Runs that are going; nothing is spawned ahead meanwhile."""
@@ -183,7 +180,7 @@ def _keep() -> None:
     while True:
         with _changed:
             _changed.wait_for(_is_due)
-        if not idle.wait(_is_due, apart_from=pids, sleep=_sleep):
+        if not idle.wait(_is_due, _sleep):
             continue
         _fill()
         with _changed:
@@ -203,7 +200,7 @@ def _sleep(seconds: float) -> None:
 def _fill() -> None:
     from labkit.engines.spawn import spawn
 
-    global _born_in, _born_s, _wanted
+    global _born_in, _wanted
     with _lock:  # a launch that comes now waits for these processes rather than start a second set
         if _runs or not _enabled or not _wanted:
             return
@@ -215,7 +212,6 @@ def _fill() -> None:
         missing = _wanted - len(_ready)
         _wanted = 0
         if missing > 0:
-            _born_s = time.monotonic()
             try:
                 new = spawn(missing)
             except OSError:  # no more files or processes are allowed: the next launch says so, and how many ranks fit
@@ -227,9 +223,7 @@ def _fill() -> None:
 def _look_who_is_warm() -> bool:
     """Take what standby ranks say; return whether none is importing any longer. With the lock held."""
     _importing.intersection_update(_ready)
-    for process in [one for one in _importing if one.is_alive and one.is_ready]:
-        _importing.remove(process)
-        idle.record_startup_s(time.monotonic() - _born_s)
+    _importing.difference_update([one for one in _importing if one.is_alive and one.is_ready])
     return not any(process.is_alive for process in _importing)
 
 
