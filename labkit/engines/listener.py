@@ -72,10 +72,7 @@ class Listener:
                     return self._leave_behind()
                 if self._channel_end is not None and not has_ended:
                     self._check_dies(self._channel_end)
-            # What a rank had printed when it sent an event comes before it: one read takes all that a pipe holds.
-            if self._output in ready or (
-                self._reader in ready and self._output in self._sources and self._output.poll()
-            ):
+            if self._output in ready:
                 # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
                 self._read_output(is_last=has_ended)
             if self._stacks in ready:
@@ -107,6 +104,10 @@ class Listener:
             self._channel_end = error
             self._sources.discard(self._reader)
             return
+        # What a rank had printed when it sent an event comes before it: by now that is there, and one read takes all
+        # that a pipe holds. To look before the event was read is too early: the rank goes on meanwhile.
+        if found and self._output in self._sources and self._output.poll():
+            self._read_output(is_last=False)
         for event in found:
             if getattr(event, "rank", None) not in (self._rank, -1):
                 raise Garbled(f"{event!r:.200} is no event of rank {self._rank}")
