@@ -1,8 +1,9 @@
 """One node of a run elsewhere: a `LocalEngine` runs its ranks as it runs the notebook's own; their events are relayed.
 
 SLURM, Ray or a test starts one agent per node. What its ranks report goes into one stream of bytes, framed as in the
-pipes of a local run. Node 0's agent opens the store through which the ranks of all nodes rendezvous. The agents speak
-with each other there, too: node 0 alone is told what the notebook asks ("stop", "stacks", "end").
+pipes of a local run. Node 0's agent opens the store through which the ranks of all nodes rendezvous; for that alone it
+imports torch, while the ranks do. It alone is told what the notebook asks ("stop", "stacks", "end"), too, and tells the
+others: `labkit.launchers.nodes`.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ import contextlib
 import ipaddress
 import json
 import os
+import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
-import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess
+from labkit.launchers.nodes import Board, BoardServer, Nodes, OwnBoard, RemoteBoard
 from labkit.launchers.run_folder import RunFolder
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.system import host as system
 from labkit.system.out_of_memory import OutOfMemoryKills
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 LOOK_S = 0.05
 """Time to wait for what the ranks report before looking elsewhere …"""
@@ -43,7 +49,7 @@ FAILURE_GRACE_S = 2.0
 """How long the other ranks may still report after the first has failed; as long again, until all nodes are to end."""
 
 LEAVE_S = 1.0
-"""How long node 0 waits for the others to leave the store."""
+"""How long node 0 waits for the others to leave."""
 
 STORE = timedelta(seconds=300)
 """How long a node waits for node 0."""
@@ -52,12 +58,17 @@ STAY_S = 600.0
 """How long a node whose ranks stopped at SLURM's signal waits for the end: a job that ends itself is not requeued."""
 
 
-class StoreAddress(NamedTuple):
-    """Where the ranks of all nodes rendezvous."""
+class NodeZero(NamedTuple):
+    """Where node 0 is to be found."""
 
     hosts: list[str]
     """Any of them, likely ones first."""
-    port: int
+    store: int
+    """Port of the store through which the ranks of all nodes rendezvous."""
+    agent: int
+    """Port of its agent …"""
+    token: str
+    """… and what has the agent answer."""
 
 
 class NodeEngine(LocalEngine):
@@ -75,31 +86,12 @@ class NodeEngine(LocalEngine):
             process.close()
 
 
-class Nodes:
-    """What all nodes know, through the store."""
-
-    def __init__(self, store: dist.Store) -> None:
-        self._store, self._seen = dist.PrefixStore("labkit/nodes", store), 0
-
-    def say(self, word: str) -> None:
-        """Have every node hear a word."""
-        self._store.set(f"word/{self._store.add('words', 1)}", word)
-
-    def new_words(self) -> list[str]:
-        """Return the words since the last look."""
-        since, self._seen = self._seen, self._store.add("words", 0)
-        return [self._store.get(f"word/{number}").decode() for number in range(since + 1, self._seen + 1)]
-
-    def count(self, what: str, more: int = 0) -> int:
-        """Add to a number that all nodes have in common; return the sum."""
-        return self._store.add(what, more)
-
-
 class NodeAgent:
     """Runs the ranks of node `number`, the processes that wait for a job there."""
 
     def __init__(self, number: int, processes: list[RankProcess]) -> None:
         self._engine = NodeEngine(number * len(processes), processes)
+        self._board: OwnBoard | None = None
         self._store: dist.Store | None = None
         self._kill_s, self._memory_kills = float("inf"), OutOfMemoryKills()
         self._to_say: list[str] = []
@@ -111,15 +103,24 @@ class NodeAgent:
         """Whether the scheduler takes this node away; whether the notebook has ended the ranks; whether every rank of
         every node has returned."""
 
-    def open_store(self, address: str) -> StoreAddress:
-        """Open the store through which the ranks of all nodes rendezvous. It outlives any rank."""
-        listener = listen(address)
-        port = listener.getsockname()[1]
+    def be_node_zero(self, address: str) -> NodeZero:
+        """Listen at an address for the other agents and for the ranks of all nodes."""
+        self._board = OwnBoard()
+        listener, agents, token = listen(address), listen(address), secrets.token_hex()
+        found = NodeZero([address, *own_addresses()], listener.getsockname()[1], agents.getsockname()[1], token)
+        BoardServer(agents, self._board, token)
+        threading.Thread(target=self._open_store, args=(address, listener), name="labkit-store", daemon=True).start()
+        return found
+
+    def _open_store(self, address: str, listener: socket.socket) -> None:
+        """Open the ranks' store, which outlives any of them. Ranks that come sooner wait in the socket's queue."""
+        import torch.distributed as dist
+
         # By itself the store would listen on every interface.
+        port, descriptor = listener.getsockname()[1], listener.detach()
         self._store = dist.TCPStore(
-            address, port, None, True, STORE, wait_for_workers=False, master_listen_fd=listener.detach()
+            address, port, None, True, STORE, wait_for_workers=False, master_listen_fd=descriptor
         )
-        return StoreAddress([address, *own_addresses()], port)
 
     def note_signal(self, *_: Any) -> None:
         """Handle SIGTERM: have the ranks of all nodes stop at a common step.
@@ -134,26 +135,27 @@ class NodeAgent:
     def run(
         self,
         job: Job,
-        address: StoreAddress | None,
+        zero: NodeZero | None,
         put: Callable[[list[events.Event]], object],
         asked: Callable[[], list[str]],
     ) -> int:
         """Run the job's ranks on this node to their end, and wait for the other nodes; return 0 if all ended well.
 
-        Without an address this is the only node.
+        Without `zero` this is the only node.
         """
-        nodes, store = 1, cast(dist.Store, dist.HashStore())
-        if address is not None:
-            host, mine = reachable(address)
+        nodes = 1
+        board: Board = self._board or OwnBoard()
+        if zero is not None:
+            host, mine = reachable(zero)
             nodes = job.world_size // self._engine.world_size
-            store = self._store or dist.TCPStore(host, address.port, is_master=False, timeout=STORE)
+            board = self._board or RemoteBoard(host, zero.agent, zero.token)
             environment = {**interface(mine), **job.environment}
-            job = job._replace(store=f"tcp://{host}:{address.port}", environment=environment)
+            job = job._replace(store=f"tcp://{host}:{zero.store}", environment=environment)
         self._engine.start(job)
         try:
-            self._follow(Nodes(store), nodes, put, asked)
-        except dist.DistError as error:  # node 0 is gone
-            print(f"node 0 does not answer any more: {error}", flush=True)
+            self._follow(Nodes(board), nodes, put, asked)
+        except ConnectionError as error:
+            print(error, flush=True)
             return 1
         finally:
             self._engine.close()
@@ -171,9 +173,7 @@ class NodeAgent:
             if self._to_say or time.monotonic() > look_s:
                 look_s = time.monotonic() + ASKED_EVERY_S
                 words, self._to_say = [*asked(), *self._to_say], []
-                for word in words:
-                    nodes.say(word)
-                for word in nodes.new_words():
+                for word in nodes.say(words):
                     self._obey(word)
             if found := self._engine.poll(LOOK_S):
                 put([self._noted(event) for event in found])
@@ -187,9 +187,9 @@ class NodeAgent:
             if has_ended and self._kill_s < float("inf"):  # a node may be lost
                 give_up_s = min(give_up_s, max(self._kill_s, time.monotonic()) + FAILURE_GRACE_S)
         self.all_returned = nodes.count("returned") == count * self._engine.world_size
-        # Node 0, which keeps the store, leaves last.
+        # Node 0, whose agent the others ask, leaves last.
         left, until_s = nodes.count("left", 1), time.monotonic() + LEAVE_S
-        while self._store is not None and left < count and time.monotonic() < until_s:
+        while self._board is not None and left < count and time.monotonic() < until_s:
             time.sleep(LOOK_S)
             left = nodes.count("left")
 
@@ -223,15 +223,15 @@ def run_in_folder(
 ) -> int:
     """Run one node of a run that has a folder."""
     asked = folder.words(from_the_start=not attempt) if number == 0 else None
-    agent, address = NodeAgent(number, processes), None
+    agent, zero = NodeAgent(number, processes), None
     signal.signal(signal.SIGTERM, agent.note_signal)
     if about["nodes"] > 1:
-        name = f"store.{attempt}.json"
+        name = f"node_zero.{attempt}.json"
         if number == 0:
-            address = agent.open_store(about.get("address") or routed_address())
-            folder.write(name, json.dumps(address).encode())
-        address = StoreAddress(*json.loads(folder.wait_for(name, STORE.total_seconds())))
-    code = agent.run(folder.job(), address, folder.stream(number, attempt).put, asked.new if asked else list)
+            zero = agent.be_node_zero(about.get("address") or routed_address())
+            folder.write(name, json.dumps(zero).encode())
+        zero = NodeZero(*json.loads(folder.wait_for(name, STORE.total_seconds())))
+    code = agent.run(folder.job(), zero, folder.stream(number, attempt).put, asked.new if asked else list)
     if agent.was_signalled and agent.all_returned:
         folder.note_done()
     elif agent.was_signalled and "SLURM_JOB_ID" in os.environ and not (code or agent.was_ended):
@@ -265,12 +265,12 @@ def own_addresses() -> list[str]:
     return list(dict.fromkeys(filter(None, found)))
 
 
-def reachable(store: StoreAddress) -> tuple[str, str]:
-    """Return the host at which the store answers, and this node's own address on that network."""
-    for host in store.hosts:
-        with contextlib.suppress(OSError), socket.create_connection((host, store.port), 1) as connection:
+def reachable(zero: NodeZero) -> tuple[str, str]:
+    """Return the host at which node 0 answers, and this node's own address on that network."""
+    for host in zero.hosts:
+        with contextlib.suppress(OSError), socket.create_connection((host, zero.agent), 1) as connection:
             return host, str(connection.getsockname()[0])
-    raise ConnectionError(f"node 0 does not answer at {', '.join(store.hosts)}, port {store.port}")
+    raise ConnectionError(f"node 0 does not answer at {', '.join(zero.hosts)}, port {zero.agent}")
 
 
 def interface(address: str) -> dict[str, str]:

@@ -221,12 +221,12 @@ class RayJob(RemoteJob):
             kind.options(scheduling_strategy=Bundle(self._group, number)).remote(number, self.ranks_per_node)
             for number in range(self.nodes)
         ]
-        store = self._actors[0].open_store.remote() if self.nodes > 1 else None
+        zero = self._actors[0].be_node_zero.remote() if self.nodes > 1 else None
         self._messages, self._addresses = [Messages() for _ in self._actors], [""] * self.nodes
         packed = ray.put(self._packed)
         for number, actor in enumerate(self._actors):
             self._asked[actor.address.remote()] = number
-            self._asked[actor.start.remote(packed, store)] = number
+            self._asked[actor.start.remote(packed, zero)] = number
         untold, self._untold = self._untold, []
         for word in untold:
             self.tell(word)

@@ -13,7 +13,7 @@ from labkit.protocol import events
 from labkit.rank.channels import pack
 
 if TYPE_CHECKING:
-    from labkit.launchers.agent import StoreAddress
+    from labkit.launchers.agent import NodeZero
     from labkit.protocol.job import Job
 
 BACKLOG = 64
@@ -48,22 +48,22 @@ class RayNode:
 
         return str(ray.util.get_node_ip_address())
 
-    def open_store(self) -> StoreAddress:
-        """Open the store through which all ranks rendezvous."""
-        return self._agent.open_store(self.address())
+    def be_node_zero(self) -> NodeZero:
+        """Listen for the other agents and for the ranks of all nodes."""
+        return self._agent.be_node_zero(self.address())
 
-    def start(self, packed: bytes, store: StoreAddress | None) -> None:
+    def start(self, packed: bytes, zero: NodeZero | None) -> None:
         """Start the ranks of this node."""
         from labkit.rank.channels import Messages
 
         (job,) = Messages().add(packed)
-        thread = threading.Thread(target=self._run, args=(job, store), name="labkit-agent")
+        thread = threading.Thread(target=self._run, args=(job, zero), name="labkit-agent")
         thread.start()
         self._thread = thread  # only now: to `news` one that has not begun would be one that is over
 
-    def _run(self, job: Job, store: StoreAddress | None) -> None:
+    def _run(self, job: Job, zero: NodeZero | None) -> None:
         try:
-            self._agent.run(job, store, self._put, self._new_words)
+            self._agent.run(job, zero, self._put, self._new_words)
         except BaseException as error:
             self._error = error
 

@@ -3,7 +3,7 @@
     run.json                  what `labkit.attach` needs
     job                       what every rank is to do, framed as in a pipe
     asked                     a word a line from the notebook: stop, stacks, end; node 0 passes them on
-    store.<attempt>.json      where the ranks rendezvous
+    node_zero.<attempt>.json  where the ranks rendezvous and the agents speak
     <node>.<attempt>.stream   what the ranks of one node report: events, framed as in a pipe
     done                      that all ranks have returned: if SLURM starts the job again, it is over at once
 

@@ -1,11 +1,10 @@
 """Starts one node: its ranks first, then the agent that looks after them.
 
-Ranks are spawned before this process imports torch, so that they and the agent import it at the same time.
+The agent imports no torch, but for node 0's, which opens the ranks' store: on a small node the ranks need the cores.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -31,7 +30,7 @@ def command(python: str, folder: Path, *number: str) -> list[str]:
 
 
 def begin(ranks: int) -> list[RankProcess]:
-    """Spawn the ranks of this node, which wait for their job. To be called before torch is imported."""
+    """Spawn the ranks of this node, which wait for their job."""
     for name in [name for name in os.environ if OF_THIS_TASK.fullmatch(name)]:
         del os.environ[name]
     os.environ["LABKIT_AGENT"] = "1"
@@ -54,12 +53,10 @@ def main() -> None:
         sys.exit(0)  # all ranks had returned when SLURM put the job back into its queue
     if os.path.isdir(about["cwd"]):  # the notebook's own folder, where that is here too
         os.chdir(about["cwd"])
-    gc.disable()  # as in `labkit.rank.die_with_parent`
     processes = begin(about["ranks_per_node"])
 
     from labkit.launchers import agent
 
-    gc.enable()
     try:
         code = agent.run_in_folder(folder, about, number, attempt, processes)
     except Exception as error:

@@ -60,20 +60,25 @@ def log(step: int | None = None, **values: Any) -> None:
     current().log(step, **values)
 
 
+def number_in(variable: str, default: int) -> int:
+    """Return the number that a variable of the environment holds, or the default."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else default
+
+
 class OutsideWorker(Worker):
     """A worker of a process that labkit has not launched."""
 
     def __init__(self) -> None:
-        numbers = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
-        for name, variable in numbers.items():
-            text = os.environ.get(variable, "")
-            setattr(self, name, int(text) if text.isdecimal() else int(name == "world_size"))
+        self.rank, self.local_rank = number_in("RANK", 0), number_in("LOCAL_RANK", 0)
+        self.world_size = number_in("WORLD_SIZE", 1)
 
     @functools.cached_property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Return where a script of this rank computes: its GPU, if there is one."""
-        is_there = torch.cuda.is_available() and self.local_rank < torch.cuda.device_count()
-        return torch.device("cuda", self.local_rank) if is_there else torch.device("cpu")
+        """Return where a script of this rank computes: its GPU, if there is one for every rank of this machine."""
+        ranks = max(number_in("LOCAL_WORLD_SIZE", 1), self.local_rank + 1)
+        has_enough = torch.cuda.is_available() and ranks <= torch.cuda.device_count()
+        return torch.device("cuda", self.local_rank) if has_enough else torch.device("cpu")
 
     def log(self, step: int | None = None, **values: Any) -> None:
         """Do nothing."""

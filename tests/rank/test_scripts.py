@@ -151,6 +151,21 @@ print(worker.rank, worker.local_rank, worker.world_size, worker.device)
     assert said.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "device"),
+    [(2, "2", "cuda:1"), (1, "2", "cpu"), (2, None, "cuda:1"), (1, None, "cpu"), (4, "8", "cpu")],
+)
+def test_a_script_under_torchrun_computes_on_the_cpu_where_gpus_do_not_suffice_for_all_its_ranks(
+    gpus, ranks, device, monkeypatch
+):
+    """Rank 0 on the GPU and rank 1 on the CPU would wait for each other in different process groups."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks) if ranks else monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert str(OutsideWorker().device) == device
+
+
 def test_in_a_process_that_a_rank_has_started_it_is_said_once_that_nothing_is_logged(monkeypatch):
     monkeypatch.setenv("LABKIT_RANK_PID", "17")
     with pytest.warns(UserWarning, match="process 17.*does not get it"):

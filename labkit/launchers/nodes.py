@@ -1,0 +1,113 @@
+"""What the agents of all nodes tell each other: words, and numbers that they add up. Node 0's agent keeps them.
+
+PyTorch's `TCPStore` would do, if agents had torch. But its import takes longer than all else, and where ranks import it
+on the same cores the run would begin seconds later. So agents send lines of JSON. Node 0 does not answer a line without
+the token of the run, which lies in its folder.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import socketserver
+import threading
+from typing import Protocol
+
+ANSWER_S = 300.0
+"""How long an agent waits for an answer of node 0's."""
+
+LINE_BYTES = 1 << 16
+"""Longest line that is read."""
+
+
+class Board(Protocol):
+    """Where words and numbers are."""
+
+    def exchange(self, words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
+        """Add words and numbers; return the words after the first `seen`, and all sums."""
+
+
+class OwnBoard:
+    """The board in the process that keeps it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._words: list[str] = []
+        self._sums: dict[str, int] = {}
+
+    def exchange(self, words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
+        """Add words and numbers; return the words after the first `seen`, and all sums."""
+        with self._lock:
+            self._words += words
+            for name, number in more.items():
+                self._sums[name] = self._sums.get(name, 0) + number
+            return self._words[seen:], dict(self._sums)
+
+
+class BoardServer(socketserver.ThreadingTCPServer):
+    """Answers other nodes through a socket that listens already."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, board: OwnBoard, token: str) -> None:
+        super().__init__(listener.getsockname(), _Answers, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.board, self.token = listener, board, token
+        threading.Thread(target=self.serve_forever, name="labkit-nodes", daemon=True).start()
+
+
+class _Answers(socketserver.StreamRequestHandler):
+    server: BoardServer
+
+    def handle(self) -> None:
+        """Answer one node until it leaves."""
+        while line := self.rfile.readline(LINE_BYTES):
+            try:
+                token, *question = json.loads(line)
+                if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+                    return
+                answer = self.server.board.exchange(*question)
+            except (ValueError, TypeError, AttributeError):  # none of ours has asked that
+                return
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+class RemoteBoard:
+    """The board that node 0 keeps."""
+
+    def __init__(self, host: str, port: int, token: str) -> None:
+        self._token = token
+        self._socket = socket.create_connection((host, port), ANSWER_S)
+        self._answers = self._socket.makefile("rb")
+
+    def exchange(self, words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
+        """Add words and numbers; return the words after the first `seen`, and all sums.
+
+        Raises ConnectionError if node 0 is gone.
+        """
+        try:
+            self._socket.sendall(json.dumps((self._token, words, more, seen)).encode() + b"\n")
+            found, sums = json.loads(self._answers.readline())
+        except (OSError, ValueError) as error:
+            raise ConnectionError(f"node 0 does not answer any more: {error}") from error
+        return found, sums
+
+
+class Nodes:
+    """What all nodes know, as one of them sees it."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._seen = 0
+
+    def say(self, words: list[str]) -> list[str]:
+        """Have every node hear words; return those that are new to this one."""
+        found, _ = self._board.exchange(words, {}, self._seen)
+        self._seen += len(found)
+        return found
+
+    def count(self, what: str, more: int = 0) -> int:
+        """Add to a number that all nodes have in common; return the sum."""
+        _, sums = self._board.exchange([], {what: more} if more else {}, self._seen)
+        return sums.get(what, 0)
