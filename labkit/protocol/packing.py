@@ -397,7 +397,7 @@ def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[
     value, met = torch.load(
         io.BytesIO(packed.data) if packed.memory is None else packed.memory.path,
         map_location=None if device is None else _Places(device),
-        pickle_module=types.SimpleNamespace(__name__=__name__, Unpickler=unpickler),
+        pickle_module=types.SimpleNamespace(__name__=__name__, Unpickler=unpickler, load=_refuse),
         weights_only=False,
         mmap=packed.memory is not None,
     )
@@ -405,6 +405,11 @@ def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[
         packed.clear()
         take_in(main, met)
     return value
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    """Stand in for what `torch.load` calls where bytes are no archive, and so not what `save` wrote."""
+    raise pickle.UnpicklingError("what came is no archive that torch.save has written; a part of it may be missing")
 
 
 def take_in(main: dict[str, Any], met: Mapping[str, Any]) -> None:

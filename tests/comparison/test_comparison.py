@@ -3,13 +3,13 @@
 import math
 import re
 
-import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
 
 import labkit
 from labkit.protocol.events import Exit, Memory, Result
+from labkit.protocol.packing import pack_result
 from labkit.run import Run
 from labkit.ui import kernel
 from tests.conftest import LONG_S
@@ -25,7 +25,7 @@ def log(rank, times_s, **columns):
 
 def run_of(*records, world_size=2, codes=(0, 0)):
     codes = codes[:world_size]
-    returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
+    returned = [Result(rank, pack_result(None)) for rank, code in enumerate(codes) if code == 0]
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
     engine = FakeEngine(world_size)
     for event in (*records, *returned, *ends):

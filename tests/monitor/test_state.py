@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from array import array
 
-import cloudpickle
 import pytest
 
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
@@ -23,6 +22,8 @@ from labkit.protocol.events import (
     Started,
     Stopped,
 )
+from labkit.protocol.packed import Packed
+from labkit.protocol.packing import pack_result
 
 FAILURE = Failure(1, 1.0, "running", "ValueError: bad batch", "Traceback")
 
@@ -32,7 +33,7 @@ def log(rank, *steps):
 
 
 def result(rank, value="well"):
-    return Result(rank, cloudpickle.dumps(value))
+    return Result(rank, pack_result(value))
 
 
 def after(*events, world_size=2, now_s=10.0, stop_asked=False, ended_by_us=()):
@@ -96,10 +97,10 @@ def test_once_all_have_returned_their_processes_have_a_while_to_end():
 
 
 def test_a_result_that_cannot_be_loaded_here_is_no_failure_and_its_bytes_are_kept():
-    state = after(result(0), Result(1, b"nonsense"))
+    state = after(result(0), Result(1, Packed(b"nonsense")))
     unloaded = state.ranks[1].result
     assert isinstance(unloaded, pickle.UnpicklingError)
-    assert unloaded.load.args == (b"nonsense",)
+    assert unloaded.load.args[0].data == b"nonsense"
     assert state.warnings[0].startswith("rank 1's result could not be loaded here: UnpicklingError: ")
     assert [(rank.phase, rank.returned, rank.failure) for rank in state.ranks] == [("finished", True, None)] * 2
     assert not state.has_failed

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.spawns
+
 RELAY = """
 import pickle, sys
 from labkit.protocol import events, framing, job

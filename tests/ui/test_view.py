@@ -9,7 +9,6 @@ import re
 import time
 import weakref
 
-import cloudpickle
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -18,6 +17,7 @@ from ipywidgets.widgets import widget as widget_module
 from labkit.launchers.job_events import Notice, Restarted
 from labkit.monitor.output import LINES_KEPT
 from labkit.protocol.events import Exit, Expect, Failure, Output, Result, Started, Stopped
+from labkit.protocol.packing import pack_result
 from labkit.run import Run
 from labkit.ui import charts, formatting, kernel, present, prewarm, summary, view
 from labkit.ui.lines import Lines
@@ -48,7 +48,7 @@ def log(run, rank, steps, **columns):
 
 def finish(run):
     for rank in range(run.world_size):
-        run._follower.take(Result(rank, cloudpickle.dumps(rank)))
+        run._follower.take(Result(rank, pack_result(rank)))
         run._follower.take(Exit(rank, 0))
     run._follower.settle()
     return run
@@ -329,7 +329,7 @@ def test_the_state_has_a_row_for_every_state():
     run = Run(FakeEngine(6), 6, "train")
     for rank in range(1, 6):
         run._follower.take(Started(rank))
-    run._follower.take(Result(2, cloudpickle.dumps(None)))
+    run._follower.take(Result(2, pack_result(None)))
     run._follower.take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
     run._follower.take(Stopped(4))
     run.engine._killed = {5}
