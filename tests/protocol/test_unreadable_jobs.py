@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import signal
 import threading
 import time
 from multiprocessing.connection import Pipe
@@ -146,7 +147,8 @@ def test_ranks_that_cannot_read_their_job_end_the_run_and_say_to_restart_the_ker
         str(run.error),
     )
     assert "Restart the kernel" in str(run.error)
-    assert [rank.exit_code for rank in run._state.ranks] == [1, 1]
+    codes = {rank.exit_code for rank in run._state.ranks}
+    assert 1 in codes <= {1, -signal.SIGKILL}, "on a slow machine the second is ended for the first"
 
 
 class UnreadableOnNodes(RankHook):
