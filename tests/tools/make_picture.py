@@ -57,7 +57,7 @@ def live_view() -> Path:
             page.page.keyboard.press("Control+b")  # hide the side bar
             for index in range(launch):
                 page.run_cell(index)
-            page.wait_until_run(launch - 1)
+            page.wait_until_run(launch - 1, timeout_s=400)
             page.run_cell(launch)
             page.page.locator(".labkit-run [role=figure]").first.wait_for(timeout=180_000)
             page.page.wait_for_timeout(4000)
