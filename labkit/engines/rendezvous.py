@@ -3,7 +3,8 @@
 The problem: a `TCPStore` asks nobody who connects for a name. On a machine with several users each of them can connect
 to one on 127.0.0.1, read the keys by which ranks find each other, and overwrite them.
 What does not work: a secret prefix (newer stores list their keys); a listener that is closed once all ranks have come
-(whoever was faster stays); a store of Python's own, served by the notebook (ranks would wait whenever it computes).
+(another user who was faster stays connected); a Python store that the notebook serves (ranks would wait whenever it
+computes).
 What is done: PyTorch's `FileStore`, in a folder of mode 0700. It looks every 10 ms for what it waits for, which would
 make a launch on reserved ranks half as long again; `rank.file_store` looks sooner.
 What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`.

@@ -12,7 +12,7 @@ import json
 import socket
 import socketserver
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 ANSWER_S = 300.0
 """How long an agent waits for an answer of node 0's."""
@@ -56,6 +56,9 @@ class BoardServer(socketserver.ThreadingTCPServer):
         self.socket, self.board, self.token = listener, board, token
         threading.Thread(target=self.serve_forever, name="labkit-nodes", daemon=True).start()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: the node is gone, or no agent of this run has sent that. Its connection is closed."""
+
 
 class _Answers(socketserver.StreamRequestHandler):
     server: BoardServer
@@ -63,14 +66,10 @@ class _Answers(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         """Answer one node until it leaves."""
         while line := self.rfile.readline(LINE_BYTES):
-            try:
-                token, *question = json.loads(line)
-                if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-                    return
-                answer = self.server.board.exchange(*question)
-            except (ValueError, TypeError, AttributeError):  # none of ours has asked that
+            token, *question = json.loads(line)
+            if not hmac.compare_digest(token.encode(), self.server.token.encode()):
                 return
-            self.wfile.write(json.dumps(answer).encode() + b"\n")
+            self.wfile.write(json.dumps(self.server.board.exchange(*question)).encode() + b"\n")
 
 
 class RemoteBoard:

@@ -26,7 +26,7 @@ def framed(pickled: bytes, blocks: Sequence[memoryview]) -> list[bytes | memoryv
 
 
 def unframed() -> Generator[memoryview, None, tuple[bytearray, list[bytearray]]]:
-    """Yield where the next bytes are to be written, none of it empty; return the pickle and its storages at the end.
+    """Yield where the next bytes are to be written, none of it empty; return the pickle and its buffers at the end.
 
     Raises UnpicklingError for what does not begin so.
     """

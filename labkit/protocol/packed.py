@@ -1,4 +1,4 @@
-"""A packed value on its way between notebook and ranks. Whoever only relays it needs no torch; `packing` reads it.
+"""A packed value on its way between notebook and ranks. To relay it takes no torch; `packing` reads it.
 
 The problem: a gigabyte that a function uses would go by a pipe to each rank. What does not work: a file on the disk
 (which is full, or slow for seconds), or in /dev/shm (64 MB in a container; it stays when the notebook is killed). What

@@ -251,7 +251,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def _in_a_script(value: Any) -> tuple[types.ModuleType, str] | None:
-    """Return what a script has in the place of something of the notebook's process: (module, name)."""
+    """Return what a script has in place of an object of the notebook's process, as (module, name); None for others."""
     for name in ("stdout", "stderr"):
         if value is getattr(sys, name):  # def say(text, to=sys.stdout)
             return sys, name
@@ -377,7 +377,7 @@ class _Places(dict[str, str]):
 
 
 def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[str, Any] | None = None) -> Any:
-    """Return what was packed, and drop it there if this is a rank.
+    """Return the value that was packed. On a rank, `packed` is emptied.
 
     Args:
         packed: what has come.
@@ -443,7 +443,7 @@ def _is_shared(storage: torch.UntypedStorage) -> bool:
 
 
 def _share(storage: torch.UntypedStorage) -> tuple[Any, ...]:
-    """Return what `_shared` needs in the other process. The storage is to live until it has been called there."""
+    """Return the arguments of `_shared` in the other process. Keep the storage alive until that has been called."""
     if get_sharing_strategy() == "file_system":
         found: tuple[Any, ...] = storage._share_filename_cpu_()
         return found
@@ -472,7 +472,7 @@ def _shared(known_as: Any, dtype: torch.dtype, offset: int, shape: Any, stride: 
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Return the name by which the reader knows a function."""
+    """Return the name by which the user knows a function."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", type(fn).__name__)
@@ -520,7 +520,7 @@ def _culprit(values: Mapping[str, Any], seen: set[int]) -> tuple[str, Any, Excep
 
 
 def _used_by(value: Any) -> dict[str, Any]:
-    """Return what a function uses, by how it is called in a sentence."""
+    """Return the variables that a function uses, each by the words that name it in an error."""
     function = inspect.unwrap(getattr(value, "func", value))
     if inspect.ismethod(function):
         return {f"self, a {type(function.__self__).__name__},": function.__self__}

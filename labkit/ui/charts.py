@@ -95,11 +95,11 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: whoever wants pictures there installs kaleido
-    and asks Plotly for them, by PLOTLY_RENDERER=plotly_mimetype+png. Colab and Kaggle draw Plotly's HTML.
+    one for nbconvert and code hosts. A notebook that runs headless has the data alone; with kaleido installed,
+    PLOTLY_RENDERER=plotly_mimetype+png adds pictures. Colab and Kaggle draw Plotly's HTML.
     """
 
-    _repr_html_ = None  # elsewhere it would put a script that needs the network into the notebook
+    _repr_html_ = None  # it would put a script that needs the network into every notebook
 
     def _ipython_display_(self) -> None:
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart

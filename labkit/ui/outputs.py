@@ -80,7 +80,7 @@ class ChangingOutputs:
 
 
 def _bundle(thing: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what shows a chart or a table, by MIME type, and what is kept beside it."""
+    """Return the bundle of MIME types of a chart or a table, and its metadata."""
     from labkit.ui.charts import Chart  # not above: it imports Plotly, which is here once there are charts
 
     if isinstance(thing, Chart):

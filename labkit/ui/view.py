@@ -216,7 +216,7 @@ EMPTY: dict[str, Any] = {
 
 
 def state_of(run: RunRecord, is_heard: bool = True) -> dict[str, Any]:
-    """Return what a page draws of a run that goes on, as JSON values.
+    """Return the state of the widget of a run that goes on, as JSON values.
 
     Args:
         run: the run.

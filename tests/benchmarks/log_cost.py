@@ -3,16 +3,14 @@
 Blocks of steps with log calls and blocks without take turns on each rank: the ratio of two neighbours counts.
 CPU time per call, the rank's and the notebook's, hardly depends on what else the machine does.
 
-    python tests/benchmarks/log_cost.py [/path/to/another/checkout] --pairs 4
+    python -m tests.benchmarks.log_cost [/path/to/another/checkout] --pairs 4
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -76,15 +74,6 @@ def measure(pairs: int) -> dict[str, float]:
     return found
 
 
-def of(root: Path, pairs: int) -> dict[str, float]:
-    """Measure with the labkit and the environment of a checkout."""
-    command = [root / ".venv/bin/python", Path(__file__), "--child", "--blocks", str(pairs)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     """Print each figure, of one checkout or of two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,11 +85,10 @@ def main() -> None:
     if given.child:
         print(json.dumps(measure(given.blocks)))
         return
+    from tests.benchmarks.pairs import in_turns  # not above: a child is started by its path, perhaps without it
+
     roots = [given.other, ROOT] if given.other else [ROOT]
-    found: dict[Path, list[dict[str, float]]] = {root: [] for root in roots}
-    for number in range(given.pairs):
-        for root in roots if number % 2 == 0 else roots[::-1]:
-            found[root].append(of(root, given.blocks))
+    found = in_turns(roots, given.pairs, __file__, "--child", "--blocks", str(given.blocks))
     for title in found[ROOT][0]:
         each = {root: [one[title] for one in found[root]] for root in roots}
         medians = " and ".join(f"{statistics.median(values):.6f}" for values in each.values())

@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,21 @@ def logging() -> dict[str, float]:
     return {"a log call": min(labkit.launch(repeated_log_s, world_size=1, live=False).results[0])}
 
 
-def of(root: Path, what: str) -> dict[str, float]:
-    """Measure with the labkit and the environment of a checkout."""
-    command = [root / ".venv/bin/python", Path(__file__), "--child", what]
+def of(root: Path, script: str, *arguments: str) -> dict[str, float]:
+    """Run a script of this folder with the labkit and the environment of a checkout; return the figures it prints."""
+    command = [root / ".venv/bin/python", script, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def in_turns(roots: Sequence[Path], pairs: int, script: str, *arguments: str) -> dict[Path, list[dict[str, float]]]:
+    """Return the figures of several checkouts, which are measured in turns, so that what changes meanwhile hits all."""
+    found: dict[Path, list[dict[str, float]]] = {root: [] for root in roots}
+    for number in range(pairs):
+        for root in roots if number % 2 == 0 else roots[::-1]:
+            found[root].append(of(root, script, *arguments))
     return found
 
 
@@ -132,10 +141,7 @@ def main() -> None:
         print(json.dumps(logging() if given.child == "logging" else measure()))
         return
     what = "logging" if given.only_logging else "measure"
-    found: dict[Path, list[dict[str, float]]] = {given.other: [], ROOT: []}
-    for number in range(given.pairs):
-        for root in (given.other, ROOT) if number % 2 == 0 else (ROOT, given.other):
-            found[root].append(of(root, what))
+    found = in_turns([given.other, ROOT], given.pairs, __file__, "--child", what)
     for title in found[ROOT][0]:
         before, now = ([each[title] for each in found[root]] for root in (given.other, ROOT))
         ratios = ", ".join(f"{b / a:.2f}" for a, b in zip(before, now, strict=True))

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -57,10 +55,3 @@ def test_a_node_that_has_gone_is_told(server):
     board = RemoteBoard(*server.server_address, "another")
     with pytest.raises(ConnectionError, match="node 0 does not answer any more"):
         board.exchange([], {}, 0)
-
-
-@pytest.mark.spawns
-def test_an_agent_does_not_import_torch():
-    """It takes seconds of the cores that the ranks of a small node need."""
-    code = "import sys; from labkit.launchers import agent, ray_node, start; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

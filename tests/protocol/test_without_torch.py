@@ -30,7 +30,18 @@ def test_what_ranks_say_is_relayed_without_torch():
     subprocess.run([sys.executable, "-c", RELAY], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("module", ["protocol.packed", "engines.local", "engines.listener", "rank.channels"])
-def test_an_engine_is_imported_without_torch(module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        "protocol.packed",
+        "engines.local",
+        "engines.listener",
+        "rank.channels",
+        "launchers.agent",
+        "launchers.ray_node",
+        "launchers.start",
+    ],
+)
+def test_an_engine_and_an_agent_are_imported_without_torch(module):
     check = f"import sys, labkit.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
