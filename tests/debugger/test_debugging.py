@@ -338,7 +338,7 @@ def test_the_cell_that_waits_asks(tmp_path):
         return prompt
 
     try:
-        notebook.run(
+        defined = notebook.run(
             """
             def train(worker):
                 x = torch.ones(1) * worker.rank
@@ -353,7 +353,7 @@ def test_the_cell_that_waits_asks(tmp_path):
         notebook.finish(cell)
         assert cell.error is None, cell.error
         assert asked == [*["(rank 0) "] * 2, *["(rank 1) "] * 2]
-        assert "> Cell In[3](4)train()\n-> dist.all_reduce(x)\n" in cell.stdout
+        assert f"> Cell In[{defined.number}](4)train()\n-> dist.all_reduce(x)\n" in cell.stdout
         assert "tensor([0.])\n" in cell.stdout
         assert "tensor([1.])\n" in cell.stdout
         assert notebook.value("run.results") == [1.0, 1.0]
@@ -361,7 +361,7 @@ def test_the_cell_that_waits_asks(tmp_path):
         cell = notebook.run("run.wait()", watched=True, fails=True)
         assert "nobody can answer: no cell waits for the run" in cell.error["evalue"]
         cell = notebook.run("labkit.launch(train)", fails=True)
-        assert "is at breakpoint() in Cell In[3], line 3" in cell.error["evalue"]
+        assert f"is at breakpoint() in Cell In[{defined.number}], line 3" in cell.error["evalue"]
         assert "the notebook runs headless" in cell.error["evalue"]
     finally:
         notebook.close()
