@@ -352,7 +352,7 @@ def test_a_resumed_run_ends_with_the_weights_of_lesson_14(run, ranks, tmp_path):
         said = run("checkpoint_torchrun.py", "--epochs", 2, *options, by_torchrun=2)
     assert said.startswith("1 epochs are done")
     state = course.exercises.find("training_state").solution
-    train = of_lesson("14", epochs=2, training_state=state)["train"]
+    train = of_lesson("14", epochs=2, state_of=state)["train"]
     lesson = labkit.launch(train, tmp_path / "lesson.pt", on=ranks, seed=0, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]) <= 1e-5
 
