@@ -17,7 +17,12 @@ from pathlib import Path
 from tests.browser import test_browser_lesson_07 as lesson
 from tests.support.browser import Lab, lab
 
-ASKED_S = {"first picture": 10.0, "the whole lesson": 40.0, "`comparison.add` of one function": 5.0}
+ASKED_S = {
+    "first picture": 2.0,
+    "all pictures": 10.0,
+    "the whole lesson": 40.0,
+    "`comparison.add` of one function": 5.0,
+}
 
 
 @contextlib.contextmanager
@@ -32,7 +37,9 @@ def jupyterlab() -> Iterator[Lab]:
 def in_jupyterlab(edits: int) -> Iterator[tuple[str, list[float]]]:
     """Give seconds, and what they are of."""
     with jupyterlab() as page:
-        yield "first picture", [lesson.opened(page)[0]]
+        first_s, all_s = lesson.opened(page)
+        yield "first picture", [first_s]
+        yield "all pictures", [all_s]
         page.cell(lesson.ADDED).scroll_into_view_if_needed()
         added_s = [lesson.added(page, "equal")]
         for _ in range(edits):

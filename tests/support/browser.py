@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -139,8 +140,8 @@ class Lab:
         """Wait until a code cell has run."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            prompt = self.cell(index).locator(".jp-InputPrompt").inner_text()
-            if "[*]" not in prompt and "[ ]" not in prompt:
+            # A cell whose input is collapsed shows no number, but has one.
+            if re.search(r"\[\d+\]", self.cell(index).locator(".jp-InputPrompt").text_content() or ""):
                 return
             time.sleep(0.05)
         raise TimeoutError(f"code cell {index} is still running after {timeout_s} s")
