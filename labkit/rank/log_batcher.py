@@ -16,21 +16,23 @@ from labkit.protocol.events import Log
 class LogBatcher:
     """Collects log calls and sends them as `Log` records.
 
-    A call that comes `alone_s` or more after the one before is sent at once, so that nothing is lost if the rank is
-    killed or stuck afterwards. Quicker ones are collected for `interval_s` at most: a call then costs an append, and
-    packing and sending is paid per batch. What is left of a burst is sent by a background thread. What that thread's
-    sending raises is raised by the next call: nobody sees the thread, and it goes on.
+    A message costs the notebook, which has no core of its own, more than the rank: how many there are decides what
+    logging costs. A call after a pause of `interval_s` is sent at once; those that follow sooner wait for it, and are
+    sent together. What is left of a burst is sent by a background thread. What that thread's sending raises is raised
+    by the next call: nobody sees the thread, and it goes on. What still fails: of a rank that is killed, the calls of
+    its last `interval_s` may be lost.
     """
 
-    interval_s, alone_s = 0.05, 0.005
+    interval_s = 0.1
 
     def __init__(self, rank: int, send: Callable[[Log], None], start_s: float) -> None:
         self._rank, self._send, self._start_s = rank, send, start_s
-        self._last_call_s = 0.0
         self._names: tuple[str, ...] = ()
         self._steps: list[int] = []
         self._times: list[float] = []
         self._values: list[float] = []
+        self._records: list[Log] = []
+        """Earlier calls, with other names, that have not been sent either."""
         self._last_flush_s = 0.0
         self._error: Exception | None = None
         """What sending has raised in the background thread, until it is raised where the reader logs."""
@@ -43,14 +45,12 @@ class LogBatcher:
         now = time.time()
         with self._lock:
             if names != self._names:
-                self.flush()
-                self._names = names
+                self._begin_record(names)
             self._steps.append(step)
             self._times.append(now - self._start_s)
             self._values += values
-            if now - self._last_call_s >= self.alone_s or now - self._last_flush_s >= self.interval_s:
+            if self._is_due(now):
                 self.flush()
-            self._last_call_s = now
 
     def flush(self) -> None:
         """Send what was collected. Raises what sending has raised in the background since the last call."""
@@ -73,17 +73,31 @@ class LogBatcher:
                 raise
             failed.add_note(f"Some log calls could not be sent: {type(error).__name__}: {error}")
 
+    def _begin_record(self, names: tuple[str, ...]) -> None:
+        if self._steps:
+            steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
+            self._steps, self._times, self._values = [], [], []
+            self._records.append(Log(self._rank, self._names, steps, times, values))
+        self._names = names
+
     def _send_all(self) -> None:
-        if not self._steps:
-            return
-        self._last_flush_s = time.time()
-        steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
-        self._steps, self._times, self._values = [], [], []
-        self._send(Log(self._rank, self._names, steps, times, values))
+        self._begin_record(self._names)
+        while self._records:
+            self._last_flush_s = time.time()
+            self._send(self._records.pop(0))
+
+    def _is_due(self, now_s: float) -> bool:
+        return not 0 <= now_s - self._last_flush_s < self.interval_s  # the clock may have been set back
 
     def _flush_the_rest(self) -> None:
-        while not self._closed.wait(self.interval_s):
+        pause_s = self.interval_s
+        while not self._closed.wait(pause_s):
             with self._lock:
+                now_s = time.time()
+                if not self._is_due(now_s):  # the caller has sent meanwhile
+                    pause_s = self._last_flush_s + self.interval_s - now_s
+                    continue
+                pause_s = self.interval_s
                 try:
                     self._send_all()
                 except Exception as error:

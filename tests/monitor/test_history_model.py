@@ -56,7 +56,7 @@ class Model:
         for rank in range(ranks):
             channel = Channel()
             channel.send = lambda log: self.history.add(pickle.loads(pickle.dumps(log)))
-            batcher = batcher_of(LONG_S, alone_s=LONG_S)(rank, channel.send, time.time())
+            batcher = batcher_of(LONG_S)(rank, channel.send, time.time())
             self.batchers.append(batcher)
             self.workers.append(Worker(RankInfo(rank, rank, ranks, ranks), torch.device("cpu"), batcher, channel))
 

@@ -43,7 +43,7 @@ def calls(sent):
 
 
 def test_close_sends_what_was_collected_in_order_and_as_one_batch(batcher):
-    logs, sent = batcher(interval_s=LONG_S, rank=3, alone_s=LONG_S)
+    logs, sent = batcher(interval_s=LONG_S, rank=3)
     for step in range(100):
         logs.add(step, ("loss", "accuracy"), [step / 2, step / 100])
     waiting = 100 - len(calls(sent))
@@ -65,35 +65,23 @@ def test_other_names_begin_a_new_batch_and_keep_the_order(batcher):
 
 
 @pytest.mark.parametrize("names", [[("loss",)] * 5, [("loss",), ("accuracy",)] * 2], ids=["same", "alternating"])
-def test_a_slow_caller_is_sent_at_once(batcher, names):
+def test_a_call_after_a_pause_is_sent_at_once(batcher, names):
     logs, sent = batcher(interval_s=0.1)
-    sent_at_once = []
     for step, its_names in enumerate(names):
         logs.add(step, its_names, [0.0])
-        sent_at_once.append(len(calls(sent)) == step + 1)
+        assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
         time.sleep(0.15)
-    assert sent_at_once == [True] * len(names)
 
 
 def test_the_rest_of_a_burst_is_sent_without_another_call(batcher):
-    logs, sent = batcher(interval_s=0.05, alone_s=LONG_S)
+    logs, sent = batcher(interval_s=0.05)
     start = time.monotonic()
     for step in range(1000):
         logs.add(step, ("loss",), [step])
     took_s = time.monotonic() - start
     wait_until(lambda: len(calls(sent)) == 1000)
     assert [step for _, step, _ in calls(sent)] == list(range(1000))
-    assert len(sent) <= 4 + 2 * took_s / 0.05, "few: a caller and the thread in the background, at intervals"
-
-
-@pytest.mark.parametrize("pause_s", [0.02, 0.2])
-def test_a_call_that_comes_alone_is_sent_at_once_even_within_the_interval(batcher, pause_s):
-    logs, sent = batcher(interval_s=60)
-    logs.add(0, ("loss",), [0.0])
-    for step in range(1, 4):
-        time.sleep(pause_s)  # longer than `alone_s`
-        logs.add(step, ("loss",), [0.0])
-        assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
+    assert len(sent) <= 3 + took_s / 0.05, "few: at intervals, by the caller or by the thread in the background"
 
 
 @pytest.fixture
@@ -104,26 +92,18 @@ def by_hand(monkeypatch):
     return now_s, sent, batcher_of(interval_s=60)(0, sent.append, start_s=0.0)
 
 
-def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(by_hand):
+@pytest.mark.parametrize("names", [(("loss",),), (("loss",), ("accuracy",))], ids=["same", "alternating"])
+def test_quick_calls_are_sent_at_intervals(by_hand, names):
     now_s, sent, logs = by_hand
-    for step in range(1000):
-        now_s[0] += 0.004
-        logs.add(step, ("loss",), [0.0])
-    assert [list(log.steps) for log in sent] == [[0]]
-    now_s[0] += 0.006
-    logs.add(1000, ("loss",), [0.0])
-    assert [len(log.steps) for log in sent] == [1, 1000], "what had waited goes along"
-    logs.close()
-
-
-def test_quick_calls_are_sent_at_intervals(by_hand):
-    now_s, sent, logs = by_hand
+    sent_s = []
+    logs._send = lambda log: sent.append(log) or sent_s.append(now_s[0])
     for step in range(100_000):
         now_s[0] += 0.002
-        logs.add(step, ("loss",), [0.0])
+        logs.add(step, names[step % len(names)], [0.0])
     logs.close()
-    assert len(sent) == 1 + 3 + 1, "the first alone, then one each minute of 200 s, then the rest"
+    assert len(set(sent_s)) == 1 + 3 + 1, "the first alone, then one each minute of 200 s, then the rest"
     assert [step for log in sent for step in log.steps] == list(range(100_000))
+    assert {log.names for log in sent} == set(names)
 
 
 def test_times_are_seconds_since_the_launch(batcher):
@@ -162,7 +142,7 @@ def logging_rank():
     channel = Channel()
     sent: list[Log] = []
     channel.send = sent.append
-    batcher = batcher_of(LONG_S, alone_s=LONG_S)(2, channel.send, time.time())
+    batcher = batcher_of(LONG_S)(2, channel.send, time.time())
     yield Worker(RankInfo(2, 2, 4, 4), torch.device("cpu"), batcher, channel), batcher, sent
     batcher.close()
 
@@ -206,9 +186,8 @@ def test_what_sending_raises_in_the_background_is_raised_by_the_next_call_and_se
             raise refused.pop()
         sent.append(record)
 
-    logs = batcher_of(0.01, alone_s=LONG_S)(0, send, time.time())
-    logs._last_flush_s = time.time() + LONG_S  # so that the call itself sends nothing
-    logs._last_call_s = time.time()
+    logs = batcher_of(0.3)(0, send, time.time())
+    logs._last_flush_s = time.time()  # so that the call itself sends nothing
     logs.add(0, ("loss",), [0.0])
     wait_until(lambda: logs._error is not None)
     with pytest.raises(OSError, match="no room"):
