@@ -19,8 +19,8 @@ import socket
 import weakref
 from pathlib import Path
 
+from labkit.rank import ports
 from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
-from labkit.system import host
 
 
 class LocalRendezvous:
@@ -34,16 +34,8 @@ class LocalRendezvous:
             if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
             marker = locked_marker(self.folder)
             if_it_fails.callback(os.close, marker)
-            # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
-            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR. Outside Linux that does not help, so the
-            # port is let go of at once; most likely it stays free.
-            reserved = if_it_fails.enter_context(socket.socket())
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
+            self.port, reserved = ports.reserve("127.0.0.1")  # where a script may open a store
             if_it_fails.pop_all()
-        self.port: int = reserved.getsockname()[1]
-        if not host.lends_bound_ports:
-            reserved.close()
         self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 

@@ -1,25 +1,21 @@
 """One node of a run elsewhere: a `LocalEngine` runs its ranks as it runs the notebook's own; their events are relayed.
 
 SLURM, Ray or a test starts one agent per node. What its ranks report goes into one stream of bytes, framed as in the
-pipes of a local run. Node 0's agent opens the store through which the ranks of all nodes rendezvous; for that alone it
-imports torch, while the ranks do. It alone is told what the notebook asks ("stop", "stacks", "end"), too, and tells the
-others: `labkit.launchers.nodes`.
+pipes of a local run. Node 0's agent alone is told what the notebook asks ("stop", "stacks", "end"), and tells the
+others: `labkit.launchers.nodes`. It reserves a port for the store that rank 0 opens, where all ranks rendezvous.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import secrets
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -29,11 +25,9 @@ from labkit.launchers.nodes import Board, BoardServer, Nodes, OwnBoard, RemoteBo
 from labkit.launchers.run_folder import RunFolder
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.rank import ports
 from labkit.system import host as system
 from labkit.system.out_of_memory import OutOfMemoryKills
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 LOOK_S = 0.05
 """Time to wait for what the ranks report before looking elsewhere …"""
@@ -51,7 +45,7 @@ FAILURE_GRACE_S = 2.0
 LEAVE_S = 1.0
 """How long node 0 waits for the others to leave."""
 
-STORE = timedelta(seconds=300)
+NODE_ZERO_S = 300.0
 """How long a node waits for node 0."""
 
 STAY_S = 600.0
@@ -64,7 +58,7 @@ class NodeZero(NamedTuple):
     hosts: list[str]
     """Any of them, likely ones first."""
     store: int
-    """Port of the store through which the ranks of all nodes rendezvous."""
+    """Port of the store that rank 0 opens, through which the ranks of all nodes rendezvous."""
     agent: int
     """Port of its agent …"""
     token: str
@@ -92,7 +86,7 @@ class NodeAgent:
     def __init__(self, number: int, processes: list[RankProcess]) -> None:
         self._engine = NodeEngine(number * len(processes), processes)
         self._board: OwnBoard | None = None
-        self._store: dist.Store | None = None
+        self._reserved: socket.socket | None = None
         self._kill_s, self._memory_kills = float("inf"), OutOfMemoryKills()
         self._to_say: list[str] = []
         """Words that this node has for all."""
@@ -104,23 +98,11 @@ class NodeAgent:
         every node has returned."""
 
     def be_node_zero(self, address: str) -> NodeZero:
-        """Listen at an address for the other agents and for the ranks of all nodes."""
+        """Listen at an address for the other agents, and reserve a port there for the store of the ranks."""
         self._board = OwnBoard()
-        listener, agents, token = listen(address), listen(address), secrets.token_hex()
-        found = NodeZero([address, *own_addresses()], listener.getsockname()[1], agents.getsockname()[1], token)
+        (store, self._reserved), agents, token = ports.reserve(address), ports.listen(address), secrets.token_hex()
         BoardServer(agents, self._board, token)
-        threading.Thread(target=self._open_store, args=(address, listener), name="labkit-store", daemon=True).start()
-        return found
-
-    def _open_store(self, address: str, listener: socket.socket) -> None:
-        """Open the ranks' store, which outlives any of them. Ranks that come sooner wait in the socket's queue."""
-        import torch.distributed as dist
-
-        # By itself the store would listen on every interface.
-        port, descriptor = listener.getsockname()[1], listener.detach()
-        self._store = dist.TCPStore(
-            address, port, None, True, STORE, wait_for_workers=False, master_listen_fd=descriptor
-        )
+        return NodeZero([address, *own_addresses()], store, agents.getsockname()[1], token)
 
     def note_signal(self, *_: Any) -> None:
         """Handle SIGTERM: have the ranks of all nodes stop at a common step.
@@ -230,23 +212,13 @@ def run_in_folder(
         if number == 0:
             zero = agent.be_node_zero(about.get("address") or routed_address())
             folder.write(name, json.dumps(zero).encode())
-        zero = NodeZero(*json.loads(folder.wait_for(name, STORE.total_seconds())))
+        zero = NodeZero(*json.loads(folder.wait_for(name, NODE_ZERO_S)))
     code = agent.run(folder.job(), zero, folder.stream(number, attempt).put, asked.new if asked else list)
     if agent.was_signalled and agent.all_returned:
         folder.note_done()
     elif agent.was_signalled and "SLURM_JOB_ID" in os.environ and not (code or agent.was_ended):
         time.sleep(STAY_S)
     return code
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket that listens at an IP address alone; for a name, on every interface."""
-    try:
-        version = ipaddress.ip_address(address).version
-    except ValueError:
-        # A name may mean another interface to the others than to this machine: Debian's hosts file has 127.0.1.1.
-        return socket.create_server(("", 0), backlog=1024)
-    return socket.create_server((address, 0), family=socket.AF_INET6 if version == 6 else socket.AF_INET, backlog=1024)
 
 
 def routed_address() -> str:

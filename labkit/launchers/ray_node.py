@@ -34,7 +34,7 @@ class RayNode:
             del os.environ[name]
         os.environ.pop("PYTHONBREAKPOINT", None)  # Ray's own debugger
         processes = start.begin(ranks)
-        from labkit.launchers.agent import NodeAgent  # torch, while the ranks import it, too
+        from labkit.launchers.agent import NodeAgent
 
         self._agent = NodeAgent(number, processes)
         self._blocks: queue.Queue[bytes] = queue.Queue(BACKLOG)

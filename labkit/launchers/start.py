@@ -1,6 +1,6 @@
 """Starts one node: its ranks first, then the agent that looks after them.
 
-The agent imports no torch, but for node 0's, which opens the ranks' store: on a small node the ranks need the cores.
+The agent imports no torch: on a small node the ranks need the cores.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from labkit.rank import ports
+
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
 
@@ -34,13 +36,21 @@ def rendezvous(job: Job, info: RankInfo) -> dist.Store:
     address, port = "127.0.0.1", job.port
     if (url := urlsplit(job.store)).scheme == "tcp":
         address, port = str(url.hostname), int(url.port or 0)
-        store: dist.Store = dist.TCPStore(address, port, info.world_size, is_master=False, timeout=RENDEZVOUS)
+        store = _open_tcp_store(address, port, info.rank == 0)
     else:
         store = open_file_store(job.store)
     # With the third, nobody starts ranks once more (Lightning would).
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="labkit")
     serve_master_port(store)
     return store
+
+
+def _open_tcp_store(address: str, port: int, is_master: bool) -> dist.Store:
+    """Return the store of ranks on several machines. Ranks that come before the one that opens it try again."""
+    if not is_master:
+        return dist.TCPStore(address, port, timeout=RENDEZVOUS)
+    listener = ports.listen(address, port).detach()  # by itself PyTorch would listen on every interface
+    return dist.TCPStore(address, port, None, True, RENDEZVOUS, wait_for_workers=False, master_listen_fd=listener)
 
 
 # A script's own way there

@@ -15,8 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from labkit.engines.rendezvous import LocalRendezvous
-from labkit.launchers import agent
-from labkit.rank import file_store, private_folder
+from labkit.rank import file_store, ports, private_folder
 from labkit.rank.file_store import open_file_store
 from labkit.rank.private_folder import is_in_use
 from tests.conftest import LONG_S
@@ -218,7 +217,7 @@ def test_nothing_listens_at_the_port_until_a_script_does(rendezvous):
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
 def test_a_store_listens_at_the_one_address_that_is_needed(address):
     try:
-        with agent.listen(address) as listener:
+        with ports.listen(address) as listener:
             assert listener.getsockname()[0] == address
     except OSError:
         assert address == "::1"

@@ -137,11 +137,12 @@ class Lab:
         return "[*]" in self.cell(index).locator(".jp-InputPrompt").inner_text()
 
     def wait_until_run(self, index: int, timeout_s: float = LONG_S) -> None:
-        """Wait until a code cell has run."""
+        """Wait until a code cell has run. Of one whose input is collapsed no number is shown: until nothing runs."""
         deadline = time.monotonic() + timeout_s
+        cell, idle = self.cell(index), self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
         while time.monotonic() < deadline:
-            # A cell whose input is collapsed shows no number, but has one.
-            if re.search(r"\[\d+\]", self.cell(index).locator(".jp-InputPrompt").text_content() or ""):
+            prompt = cell.locator(".jp-InputPrompt").text_content() or ""
+            if re.search(r"\[\d+\]", prompt) or (cell.locator(".jp-InputPlaceholder").count() and idle.count()):
                 return
             time.sleep(0.05)
         raise TimeoutError(f"code cell {index} is still running after {timeout_s} s")
