@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -126,7 +127,7 @@ def launch(
         spared_gpus=placement.spared,
         path=tuple(modules.search_path()),
         is_here=is_here,
-        settings=settings.of_this_process(),
+        settings=pickle.dumps(settings.of_this_process()),
         pg_timeout_s=pg_timeout_s,
         watches_nan=watch == "nan",
         takes_worker=takes_worker(fn, args, kwargs),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from labkit.protocol.packed import Packed
 
 
@@ -49,7 +48,11 @@ class RankHook:
 
 
 class Job(NamedTuple):
-    """Everything a rank must know to run the function; sent to it through a pipe once its process is up, or a file."""
+    """Everything a rank must know to run the function; sent to it through a pipe once its process is up, or a file.
+
+    What a rank alone can read without importing torch first is pickled within it: an agent that passes the job on has
+    no torch.
+    """
 
     function: Packed
     """(function, args, kwargs)."""
@@ -72,8 +75,8 @@ class Job(NamedTuple):
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
     stays: Surroundings | None = None
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
-    hooks: tuple[RankHook, ...] = ()
-    """What takes part on each rank besides what every job has, the debugger's part, say."""
+    hooks: tuple[bytes, ...] = ()
+    """What takes part on each rank besides what every job has, the debugger's part, say; pickled."""
     store: str = ""
     """Where ranks meet: the file of a store on this machine, or tcp://HOST:PORT."""
     argv: tuple[str, ...] = ("-c",)
@@ -82,8 +85,8 @@ class Job(NamedTuple):
     """The notebook's `sys.path`, each entry absolute; (): the rank keeps its own."""
     is_here: bool = True
     """Whether the ranks are processes of the notebook's machine."""
-    settings: Mapping[str, Any] | None = None
-    """Of the notebook's process (`labkit.rank.settings`); None: the rank keeps its own, and its `__main__`."""
+    settings: bytes | None = None
+    """Of the notebook's process (`labkit.rank.settings`), pickled; None: the rank keeps its own, and its `__main__`."""
     device: str | None = None
     """As `labkit.launch` was asked: "cpu", "cuda" or None."""
     spared_gpus: int = 0
@@ -97,7 +100,11 @@ class Job(NamedTuple):
 
     def with_hook(self, hook: RankHook) -> Job:
         """Return the job with this one, too."""
-        return self._replace(hooks=(*self.hooks, hook))
+        return self._replace(hooks=(*self.hooks, pickle.dumps(hook)))
+
+    def own_hooks(self) -> tuple[RankHook, ...]:
+        """Return the hooks that the job brings along."""
+        return tuple(map(pickle.loads, self.hooks))
 
 
 class RankInfo(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from labkit.protocol.job import Job, RankHook
+from labkit.protocol.job import RankHook
 from labkit.rank.capture_locals import CaptureLocals
 from labkit.rank.report_collectives import ReportCollectives
 from labkit.rank.script_compat.reuse_process_group import ReuseProcessGroup
 
 
-def hooks_of(job: Job) -> tuple[RankHook, ...]:
-    """Return the hooks of a job: those of every job, then those that it brings along (the debugger's, say)."""
-    return (ReportCollectives(), CaptureLocals(), ReuseProcessGroup(), *job.hooks)
+def of_every_job() -> tuple[RankHook, ...]:
+    """Return new hooks for one job. Those that it brings along (the debugger's, say) come after them."""
+    return ReportCollectives(), CaptureLocals(), ReuseProcessGroup()

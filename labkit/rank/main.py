@@ -10,6 +10,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import sys
 import time
@@ -28,6 +29,7 @@ from labkit.rank import (
     descendants,
     failure,
     file_store,
+    hooks,
     notebook_main,
     process_group,
     reserved_group,
@@ -36,7 +38,6 @@ from labkit.rank import (
 )
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel
-from labkit.rank.hooks import hooks_of
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
@@ -134,7 +135,7 @@ def run_job(task: RankTask, left_bytes: int) -> int:
     job, info, channel = task
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
-    channel.hooks = hooks_of(job)
+    channel.hooks = (*hooks.of_every_job(), *channel.hooks)
     code, store = 1, None
     try:
         settled, store = join(*task) if job.stays is None else reserved_group.join(*task, set_up)
@@ -244,7 +245,7 @@ def set_up(job: Job, info: RankInfo) -> None:
     for variable, number in (machines | restarts).items():
         os.environ.setdefault(variable, str(number))  # torchrun's own, where it is there, knows better
     if job.settings is not None:
-        settings.apply(job.settings)
+        settings.apply(pickle.loads(job.settings))
     torch.set_num_threads(threads)
     if job.seed is not None:
         # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's

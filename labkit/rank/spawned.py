@@ -87,7 +87,7 @@ class Inbox:
             info = RankInfo(*self._comes["info"])
             # What is said from now on is of this job, and not of the last.
             self._channel = PipeChannel(self._ends.queue, info.rank)
-            self._channel.memory = self._comes.get("memory")
+            self._channel.memory, self._channel.hooks = self._comes.get("memory"), word.own_hooks()
             self._tasks.put(RankTask(word, info, self._channel))
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")

@@ -151,7 +151,7 @@ def test_ranks_that_cannot_read_their_job_end_the_run_and_say_to_restart_the_ker
     assert 1 in codes <= {1, -signal.SIGKILL}, "on a slow machine the second is ended for the first"
 
 
-class UnreadableOnNodes(RankHook):
+class UnreadableOnNodes:
     """The same, without a module of the tests, which makes a folder for temporary files."""
 
     def __reduce__(self):
@@ -159,15 +159,24 @@ class UnreadableOnNodes(RankHook):
 
 
 @pytest.mark.spawns
-def test_a_node_that_cannot_read_its_job_ends_the_run_and_says_why(tmp_path, monkeypatch):
+@pytest.mark.parametrize("reads", ["ranks", "nodes"])
+def test_nodes_that_cannot_read_a_job_end_the_run_and_say_why(reads, tmp_path, monkeypatch):
     begin = Debugger.begin
-    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(UnreadableOnNodes()))
+
+    def unreadable(self, job):
+        job = begin(self, job)
+        return job.with_hook(UnreadableOnNodes()) if reads == "ranks" else job._replace(cells={"": UnreadableOnNodes()})
+
+    monkeypatch.setattr(Debugger, "begin", unreadable)
     run = labkit.launch(workloads.log_once, on=Agents(2, folder=tmp_path / "runs"), wait=False, live=False)
     assert run.over.wait(LONG_S)
     said = str(run.error)
-    assert "an agent has ended before its ranks" in said
     assert "ZeroDivisionError: division by zero" in said
-    assert re.search(r"^node [01] \(.+\): ", said, re.MULTILINE), said
+    if reads == "ranks":
+        assert re.match(r"rank [01] failed while receiving its job: ", said), said
+    else:
+        assert "an agent has ended before its ranks" in said
+        assert re.search(r"^node [01] \(.+\): ", said, re.MULTILINE), said
 
 
 @pytest.mark.spawns

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+import labkit
+from labkit.engines.local import LocalEngine
+from labkit.rank.channels import pack
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.spawns
@@ -28,6 +31,28 @@ assert "torch" not in sys.modules
 
 def test_what_ranks_say_is_relayed_without_torch():
     subprocess.run([sys.executable, "-c", RELAY], cwd=ROOT, check=True)
+
+
+class Kept(Exception):  # noqa: N818 - it is what the test waits for
+    """A job was about to be sent."""
+
+
+def test_the_job_of_a_launch_is_passed_on_without_torch(tmp_path, monkeypatch):
+    def keep(engine, job):
+        (tmp_path / "job").write_bytes(b"".join(pack(job)))
+        raise Kept
+
+    monkeypatch.setattr(LocalEngine, "start", keep)
+    with pytest.raises(Kept):
+        labkit.launch(lambda worker: None, world_size=1, trace=2, live=False)
+    code = """
+import sys
+from labkit.rank.channels import Messages
+(job,) = Messages().add(open(sys.argv[1], "rb").read())
+assert (job.world_size, len(job.hooks)) == (1, 1) and job.settings
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "job")], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
