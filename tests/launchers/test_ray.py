@@ -19,7 +19,7 @@ import torch
 import labkit
 from labkit.debugger import Debugger
 from labkit.launchers import ray_node
-from labkit.protocol.job import RankHook
+from labkit.protocol.job import 
 from labkit.rank.channels import pack
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
@@ -90,7 +90,7 @@ def test_a_node_that_is_asked_for_news_as_it_starts_is_not_over(monkeypatch):
     wait_until(lambda: node.news()[1])
 
 
-class Unreadable(RankHook):
+class Unreadable:
     """What the notebook can pickle and a node cannot read."""
 
     def __reduce__(self):
@@ -100,7 +100,7 @@ class Unreadable(RankHook):
 @pytest.mark.spawns
 def test_a_node_that_cannot_read_its_job_ends_the_run_and_says_why(launch, monkeypatch):
     begin = Debugger.begin
-    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
+    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job)._replace(cells={"": Unreadable()}))
     error = end_of(launch(workloads.log_once))
     assert re.match(r"the agent of rank \d failed, on node 127\.0\.0\.\d+\n", str(error)), error
     assert "ZeroDivisionError: division by zero" in error.cause
