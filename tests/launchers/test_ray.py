@@ -19,7 +19,6 @@ import torch
 import labkit
 from labkit.debugger import Debugger
 from labkit.launchers import ray_node
-from labkit.protocol.job import 
 from labkit.rank.channels import pack
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
