@@ -11,7 +11,7 @@ PARAMETERS ?=
 # Tests also wait, half of the time: a process a core, and two more, but not so many that ranks fill the memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')
 
-.PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks clean
 
 help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
@@ -29,7 +29,6 @@ help:
 	@echo "make site        the guide, the lessons as they ran, a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that notebooks/guide/figures.md quotes"
-	@echo "make scoreboard  measure labkit against other launchers; writes that page's table (took 45 min)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
 
 define make_venv
@@ -97,10 +96,6 @@ format: setup
 
 benchmarks: setup
 	$(BIN)/python tests/benchmarks/launch.py
-
-scoreboard: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[rivals]'
-	$(BIN)/python -m tests.benchmarks.scoreboard --write-guide $(SCOREBOARD_OPTIONS)
 
 constraints: setup
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable > .ci/constraints.txt

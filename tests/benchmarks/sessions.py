@@ -1,4 +1,4 @@
-"""Measure launches in a row: on reserved ranks, beside fresh ranks, standby ranks and ipyparallel's engines.
+"""Measure launches in a row: on reserved ranks, beside fresh ranks and standby ranks.
 
 Each figure is the time from the call of `labkit.launch` until the last rank has taken its first DDP step: both clocks
 are the machine's. Launches follow each other at once, but for standby ranks, which are given the time to be spawned.
@@ -18,7 +18,6 @@ import torch
 
 import labkit
 from labkit.engines import standby
-from tests.benchmarks.launch import free_port
 
 
 def first_step(worker: labkit.Worker) -> float:
@@ -49,36 +48,6 @@ def wait_for_standby() -> None:
     deadline = time.monotonic() + 120
     while not standby.warm() and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def ipyparallel_cells(count: int) -> list[float]:
-    """Return the same for cells sent to ipyparallel's engines, which keep one process group."""
-    import ipyparallel
-
-    with ipyparallel.Cluster(n=2, controller_ip="127.0.0.1") as engines:
-        view = engines[:]
-        view.scatter("rank", range(2), flatten=True, block=True)
-        port = free_port()
-        setup = f"""
-import time, torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-"""
-        view.execute(setup, block=True)
-        step = """
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model(torch.randn(32, 64)).pow(2).mean().backward()
-optimizer.step()
-done_s = time.time()
-"""
-        view.execute(step, block=True)
-        found = []
-        for _ in range(count):
-            start_s = time.time()
-            view.execute(step, block=True)
-            found.append(max(view["done_s"]) - start_s)
-        return found
 
 
 SHORT = """
@@ -152,10 +121,6 @@ def main() -> None:
     launches(1, world_size=options.ranks)
     report("standby ranks, when they are ready", launches(5, wait_for_standby, world_size=options.ranks))
     standby.off()
-    try:
-        report("ipyparallel's engines, ready, one group", ipyparallel_cells(options.launches))
-    except ImportError:
-        print("ipyparallel is not installed: pip install -e .[rivals]")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import threading
 from pathlib import Path
 
+import pytest
+
 import labkit
+from tests.support.repository import ROOT
 
 PACKAGE = Path(labkit.__file__).parent
 
@@ -32,3 +36,8 @@ def test_the_public_names_are_those_that_type_checkers_see():
     assert seen == sorted(labkit.__all__) == sorted([*labkit._HOMES, *labkit._MODULES]) == dir(labkit)
     for name in labkit.__all__:
         assert getattr(labkit, name) is not None
+
+
+@pytest.mark.parametrize("program", sorted(path.stem for path in (ROOT / "tests" / "benchmarks").glob("[!_]*.py")))
+def test_what_measures_can_be_started(program):
+    assert importlib.import_module(f"tests.benchmarks.{program}").main
