@@ -28,7 +28,7 @@ A room imports those below it in this list, and never one above:
                  `profiling`: what a training function measures of its own rank by hand
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `record`, and the `state` and `history` in it; `follower`, the thread that
-                 fills it; `observers` may look on: `stack_query`, `memory`, the debugger, a trace
+                 fills it; `observers` may look on: `asking`, `memory`, the debugger, a trace
     failures     why a run failed or hangs, and how to say so: `ledger`, `first_to_fail`, `missed`, `stacks`; the help
                  pages, `pages/*.md`, say what messages mean and what to do: `labkit.explain("hang")`
     engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that

@@ -12,11 +12,11 @@ from labkit.debugger import Debugger
 from labkit.engines.base import Engine, kill_unmonitored
 from labkit.failures.stacks import Stacks
 from labkit.monitor.active_runs import active_runs
+from labkit.monitor.asking import Asking
 from labkit.monitor.follower import Follower
 from labkit.monitor.memory import MemoryWatch
 from labkit.monitor.observers import Observers, RunObserver
 from labkit.monitor.record import RunRecord, WorkerFailed
-from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
@@ -70,13 +70,13 @@ class Run(RunRecord):
         observers: Sequence[RunObserver] = (),
     ) -> None:
         super().__init__(engine, world_size, name)
-        self._stack_query = StackQuery()
+        self._asking = Asking()
         self._debugger = next((each for each in observers if isinstance(each, Debugger)), None)
-        self._observers = Observers([MemoryWatch(), self._stack_query, *observers])
+        self._observers = Observers([MemoryWatch(), self._asking, *observers])
         self.switched_off = self._observers.failed
         for observer in self._observers:
             observer.run = self
-        self._follower = Follower(self, self._observers, self._stack_query, stall_s, self._settle)
+        self._follower = Follower(self, self._observers, self._asking, stall_s, self._settle)
         self.launched_by: kernel.Execution | None = None
         """The execution of a cell that has launched it."""
         self.is_watched = True
@@ -104,37 +104,68 @@ class Run(RunRecord):
         KeyboardInterrupt; a second one ends the run at once, and this raises even if the end is not seen within some
         seconds.
         """
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        interrupts = obeyed = 0
-        leave_s = float("inf")
-        while not self.over.is_set():
-            try:
-                if obeyed < interrupts:
-                    obeyed = interrupts
-                    self._obey(interrupts)
-                self._follower.settle_if_dead()
-                if interrupts < 2:
-                    self.attend()
-                self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
-                late = not self.over.is_set() and time.monotonic() >= deadline
-            except KeyboardInterrupt:
-                self.interrupts += 1
-                late, deadline, interrupts = False, float("inf"), interrupts + 1
-                if interrupts == 2:
-                    leave_s = time.monotonic() + INTERRUPTED_S
-            if interrupts > 2 or time.monotonic() > leave_s:
-                logger.warning("run %r was told to end, and has not been seen to; run.stop() waits for it", self.name)
-                break
-            if late:
-                raise TimeoutError(
-                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
-                    + help_hint("still_going")
-                )
+        before = self.interrupts
+        self._until_over(timeout_s=timeout_s)
         if self.error is not None:
             raise self.error.with_traceback(None)  # without that of an earlier `wait`
-        if interrupts:
+        if self.interrupts > before:
             raise RunInterrupted(self)
         return self
+
+    def _until_over(
+        self, told: int = 0, obeyed: int = 0, grace_s: float | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Wait until the run is over. The first interrupt stops it, the second ends it, the third leaves.
+
+        Args:
+            told: How many interrupts count before any comes: 1 if the run is to stop.
+            obeyed: How many of them it has obeyed.
+            grace_s: As of `stop`.
+            timeout_s: How long to wait, unless an interrupt comes.
+        """
+        began_s = time.monotonic()
+        deadline = float("inf") if timeout_s is None else began_s + timeout_s
+        while not self.over.is_set():
+            try:
+                if told > obeyed:
+                    obeyed = told
+                    self._stop_or_end(told, grace_s)
+                    began_s = time.monotonic()
+                self._follower.settle_if_dead()
+                if told:
+                    deadline = began_s + (INTERRUPTED_S if told > 1 else self._follower.grace_s + END_S)
+                else:
+                    self.attend()
+                is_late = self._pause(deadline)
+            except KeyboardInterrupt:
+                self.interrupts += 1
+                told, is_late = max(told, int(self._state.stop_asked)) + 1, False
+            if told > 2 or (is_late and told == 2):
+                logger.warning("run %r was told to end, and has not been seen to; run.stop() waits for it", self.name)
+                raise RunInterrupted(self)
+            if is_late:
+                raise TimeoutError(f"{self._still_going(timeout_s if not told else None)}\n{help_hint('still_going')}")
+
+    def _pause(self, deadline: float) -> bool:
+        """Wait a little; return whether it is late."""
+        self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
+        return not self.over.is_set() and time.monotonic() >= deadline
+
+    def _stop_or_end(self, told: int, grace_s: float | None) -> None:
+        if self.interrupts:
+            self.ask_where_interrupted()
+        if told > 1:
+            self.engine.kill()
+        self.ask_to_stop(0 if told > 1 else grace_s)
+
+    def _still_going(self, timeout_s: float | None) -> str:
+        if timeout_s is not None:
+            return f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
+        said = f" ({self._state.notice})" if self._state.notice else ""
+        return (
+            f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
+            "The launcher may not be reachable; labkit keeps looking for them. run.stop() waits again"
+        )
 
     def ask_where_interrupted(self) -> None:
         """Note where the ranks are, if nobody watches; they are about to be stopped."""
@@ -144,20 +175,6 @@ class Run(RunRecord):
             self.where_interrupted = printable(str(self.stacks()))
         except Exception as error:  # it is not to keep the run from being stopped
             self.where_interrupted = f"where its ranks were could not be asked: {type(error).__name__}: {error}"
-
-    def _obey(self, interrupts: int) -> None:
-        """Stop the run, or end it if it was to stop already."""
-        self.ask_where_interrupted()
-        if interrupts > 1 or self._state.stop_asked:
-            self.engine.kill()
-        self.ask_to_stop()
-
-    def interrupt(self) -> None:
-        """Ask a run in this process to stop. Raises KeyboardInterrupt if it was asked before."""
-        self.interrupts += 1
-        if self.stopping:
-            raise KeyboardInterrupt
-        self.ask_to_stop()
 
     def attend(self) -> None:
         """Let the debugger ask in the thread that waits for the run, which calls this."""
@@ -175,39 +192,17 @@ class Run(RunRecord):
         Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
         reached, say. The run is followed on.
         """
-        self.ask_to_stop(grace_s)
-        self.wait_until_over()
+        self._until_over(told=1, grace_s=grace_s)
         return self
 
     def stop_interrupted(self, grace_s: float | None = None) -> None:
         """Stop a run whose cell was interrupted, and wait until it is over; another interrupt ends it at once."""
         self.interrupts += 1
-        try:
-            self.ask_where_interrupted()
-            self.stop(grace_s)
-        except KeyboardInterrupt:
-            self.interrupts += 1
-            self.stop(0)
+        self._until_over(told=1, grace_s=grace_s)
 
     def wait_until_over(self) -> None:
-        """Wait, but not indefinitely, until a run that is being stopped is over; see `stop`. An interrupt ends it."""
-        began_s, interrupted = time.monotonic(), False
-        while not self.over.is_set():
-            try:
-                self._follower.settle_if_dead()
-                self.over.wait(0.1)
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                self.engine.kill()
-            if time.monotonic() - began_s > self._follower.grace_s + END_S:
-                said = f" ({self._state.notice})" if self._state.notice else ""
-                raise TimeoutError(
-                    f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
-                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
-                    + help_hint("still_going")
-                )
+        """Wait until a run is over that is being stopped; see `stop`. An interrupt ends it."""
+        self._until_over(told=1, obeyed=1)
 
     def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the user's own line first, also in native code.
@@ -216,14 +211,14 @@ class Run(RunRecord):
         is suspended, or because its native code keeps Python's lock; on a cluster 10 s. Raises RuntimeError if labkit's
         own part in it has failed before.
         """
-        if self._stack_query not in self._observers:
+        if self._asking not in self._observers:
             why = "; ".join(self.switched_off)
             raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{help_hint('hang')}")
-        return self._stack_query.ask_and_wait()
+        return self._asking.ask_and_wait()
 
     def all_may_wait_for(self, rank: int) -> bool:
         """Ask the ranks; return whether all that are at work wait in calls that need this one, as far as is known."""
-        return self._stack_query in self._observers and self._stack_query.all_may_wait_for(rank)
+        return self._asking in self._observers and self._asking.all_may_wait_for(rank)
 
     def figure(self) -> Any:
         """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of

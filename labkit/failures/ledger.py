@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +10,6 @@ from labkit.failures.facts import Finding, RankFacts
 from labkit.failures.grouping import rank_list
 from labkit.failures.known_errors import recognise
 from labkit.failures.missed import SAME_ORDER, Call, Group, RankCalls, groups_of
-from labkit.protocol.events import Log
 from labkit.rank.recorder import Collectives
 
 # The problem: one rank does not come to a collective, and only the ranks that wait for it report anything. gloo over
@@ -32,17 +29,8 @@ from labkit.rank.recorder import Collectives
 # whether a rank that has returned came to them, and a run is never ended by a guess: the transport's own error ends it,
 # or `stall_s`.
 
-QUIET_S, QUIET_STEPS = 2.0, 4
-"""Ranks are asked where they are once they have logged and printed nothing for this many seconds and median steps …"""
-
 CONFIRM_S = 0.5
-"""… and once more this much later, before anything is decided: a message may have been in flight."""
-
-ASK_AGAIN = 2.0
-"""Ranks that turned out to be working are asked again once they have been silent this many times as long."""
-
-RECENT = 33
-"""The number of recent steps of each rank from which the median is taken."""
+"""Ranks that seem to wait in vain are asked once more this many seconds later: a message may have been in flight."""
 
 
 class Wait(NamedTuple):
@@ -92,50 +80,6 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
 
 
 # A run that goes on
-
-
-class Quiet:
-    """When to ask where ranks are, because some have been silent for long. Times are of one clock, in seconds."""
-
-    def __init__(self) -> None:
-        self._heard_s: dict[int, float] = {}
-        self._logged_s: dict[int, float] = {}
-        self._steps_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
-        self._asked: tuple[frozenset[int], float] = frozenset(), 0.0
-        """The ranks that had gone at the last question, and how long the quietest rank had been silent."""
-
-    def hear(self, rank: int, now_s: float) -> None:
-        """Record that a rank has begun or printed."""
-        self._heard_s[rank] = now_s
-
-    def take(self, log: Log, now_s: float) -> None:
-        """Record that a rank has logged."""
-        self.hear(log.rank, now_s)
-        for at_s in log.times_s[-RECENT - 1 :]:
-            if (before_s := self._logged_s.get(log.rank)) is not None:
-                self._steps_s[log.rank].append(at_s - before_s)
-            self._logged_s[log.rank] = at_s
-
-    def patience_s(self, rank: int) -> float:
-        """Return for how many seconds this rank may be silent."""
-        steps_s = self._steps_s[rank]
-        return max(QUIET_S, QUIET_STEPS * statistics.median(steps_s) if steps_s else 0.0)
-
-    def is_due(self, at_work: set[int], gone: set[int], now_s: float) -> bool:
-        """Return whether to ask the ranks now: one of them has gone, and one at work is quiet. True once.
-
-        A rank that was working may start to wait later, so the ranks are asked again, more and more rarely.
-        """
-        silent_s = {rank: now_s - self._heard_s.get(rank, now_s) for rank in at_work}
-        quiet_s = [for_s for rank, for_s in silent_s.items() if for_s >= self.patience_s(rank)]
-        if not gone or not quiet_s:
-            self._asked = frozenset(), 0.0
-            return False
-        before, before_s = self._asked
-        if before == gone and before_s <= max(quiet_s) < ASK_AGAIN * before_s:
-            return False
-        self._asked = frozenset(gone), max(quiet_s)
-        return True
 
 
 def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | None:

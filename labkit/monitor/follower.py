@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
 from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
+from labkit.monitor.asking import Asking
 from labkit.monitor.observers import Observers
 from labkit.monitor.record import RunRecord
-from labkit.monitor.stack_query import StackQuery
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 
@@ -51,11 +51,11 @@ class Follower:
         self,
         run: RunRecord,
         observers: Observers,
-        stack_query: StackQuery,
+        asking: Asking,
         stall_s: float | None,
         on_end: Callable[[], object],
     ) -> None:
-        self._run, self._observers, self._stack_query = run, observers, stack_query
+        self._run, self._observers, self._asking = run, observers, asking
         self._engine, self._state = run.engine, run._state
         self._stall_s, self._on_end = stall_s, on_end
         self.diagnosis: Diagnosis | None = None
@@ -63,7 +63,6 @@ class Follower:
         self.stop_outcome = ""
         """ "late" if ranks that were asked to stop were ended because their grace was over; else ""."""
         self._pace_grace_s: float | None = None
-        self._silence: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
         self._thread: threading.Thread | None = None
 
@@ -156,9 +155,8 @@ class Follower:
                 state.end_all()
         elif state.has_failed or ended is not None:
             facts = self._facts()
-            if ended:
-                ended = ended._replace(others=others(facts, ended.rank))
-            self.diagnosis = self._silence or ended or diagnose(facts, [self._explain_failure])
+            found = state.decided or ended or diagnose(facts, [self._explain_failure])
+            self.diagnosis = found._replace(others=found.others or others(facts, found.rank))
 
     def enforce_deadlines(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
@@ -185,16 +183,16 @@ class Follower:
     def _end_the_silent(self, stall_s: float, now_s: float) -> None:
         """End ranks that have been silent for too long, once those have heard that ask them why."""
         ranks, silent_s = self._state.ranks, now_s - self._state.progress_s
-        query = self._stack_query
+        query = self._asking
         if self._observers.ask(query, lambda query: query.is_querying(silent_s), False):
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
         first = min(silent, key=lambda n: max(self._state.recorded.progress(n).time_s, ranks[n].printed_s))
         found = self._observers.ask(query, lambda query: query.explain_silence(stall_s, first), None)
-        self._silence = found or diagnose_silence(stall_s, first, self._facts())
-        if self._silence.rank is not None:
-            ranks[self._silence.rank].phase = "failed"
-        self._state.has_failed, self._state.end_by_s = True, now_s
+        found = found or diagnose_silence(stall_s, first, self._facts())
+        if found.rank is not None:
+            ranks[found.rank].phase = "failed"
+        self._state.end_for(found, now_s)
 
     @property
     def grace_s(self) -> float:
@@ -211,7 +209,7 @@ class Follower:
 
     def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what the ranks' collectives say of a failure."""
-        query = self._stack_query
+        query = self._asking
         return self._observers.ask(query, lambda query: query.explain_failure(culprit, cause, ranks), None)
 
     def _facts(self) -> list[RankFacts]:

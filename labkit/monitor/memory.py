@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from labkit.failures.facts import RankFacts
 from labkit.monitor.observers import RunObserver
-from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.system import host
@@ -15,19 +13,6 @@ from labkit.system.out_of_memory import OutOfMemory, OutOfMemoryKills
 
 LOOK_EVERY_S = 0.25
 """Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
-
-
-@dataclass(frozen=True)
-class MemorySeen(events.Change):
-    """Peak resident memory of a process so far, as seen from outside; what the rank says itself comes as `Memory`."""
-
-    peak_bytes: int
-
-    def change(self, state: RunState, now_s: float) -> None:
-        """Keep it while the rank is at work; later, the rank's own account is on its way, or here."""
-        rank = state.ranks[self.rank]
-        if rank.is_at_work:
-            rank.peak_bytes = max(rank.peak_bytes, self.peak_bytes)
 
 
 class MemoryWatch(RunObserver):
@@ -45,12 +30,13 @@ class MemoryWatch(RunObserver):
         return job
 
     def look(self, silent_s: float) -> None:
-        """See how much memory each rank has taken so far."""
+        """See how much memory each rank at work has taken so far; what it says itself in the end is kept."""
         now_s = time.monotonic()
         if now_s >= self._look_due_s:
             self._look_due_s = now_s + LOOK_EVERY_S
-            for rank, pid in enumerate(self.run.pids):
-                self.run.note(MemorySeen(rank, host.peak_bytes(pid)))
+            for rank, pid in zip(self.run.rank_states, self.run.pids, strict=False):
+                if rank.is_at_work:
+                    rank.peak_bytes = max(rank.peak_bytes, host.peak_bytes(pid))
 
     def take(self, event: events.Event) -> None:
         """Note who was killed while memory was wanting."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.engines.base import Engine
-from labkit.failures.facts import Diagnosis, RankFacts
+from labkit.failures.facts import Diagnosis
 from labkit.failures.frames import frames_of
 from labkit.failures.stacks import Stacks
 from labkit.monitor.history import History, Progress
-from labkit.monitor.state import RunState
+from labkit.monitor.state import RankState, RunState
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 from labkit.protocol.text import printable
@@ -141,9 +141,9 @@ class RunRecord:
             return [rank.failure for rank in self._state.ranks]
 
     @property
-    def rank_facts(self) -> list[RankFacts]:
-        """What is known of each rank that may say why the run fails, by rank; it changes as the run goes on."""
-        return list(self._state.ranks)
+    def rank_states(self) -> list[RankState]:
+        """All that is known of each rank, by rank; it changes as the run goes on."""
+        return self._state.ranks
 
     @property
     def output(self) -> list[str]:
@@ -214,10 +214,6 @@ class RunRecord:
         """Return where a rank stands, its log calls since it was last started, and how many it expects (0: unknown)."""
         progress, state = self.recorded.progress(rank), self._state.ranks[rank]
         return progress, progress.steps - state.steps_before, state.expected_steps
-
-    def note(self, change: events.Change) -> None:
-        """Note what an observer has found out."""
-        self._state.take(change, time.monotonic(), self.elapsed_s)
 
     def kill(self) -> None:
         """End the ranks now, without asking them, and without waiting until they have ended."""

@@ -73,6 +73,8 @@ class RunState:
         """How often all ranks have been started again."""
         self.ended: Diagnosis | None = None
         """Why the launcher has ended them, if for a reason that is no rank's own."""
+        self.decided: Diagnosis | None = None
+        """Why labkit itself has ended them: they hang."""
         self.has_failed = False
         """Whether a rank has failed for another reason than that the run was asked to stop."""
         self.stop_asked = False
@@ -133,10 +135,14 @@ class RunState:
             if rank.exit_code is None and rank.phase in ("queued", "starting", "running"):
                 rank.phase = "ended"
 
-    def end_for(self, rank: int, headline: str, cause: str, page: str, now_s: float) -> None:
-        """Have the ranks ended now, because they cannot go on; `rank` is to blame."""
-        self.note_ended(rank, headline, cause, page)
-        self.has_failed, self.end_by_s = True, now_s
+    def end_for(self, why: Diagnosis, now_s: float) -> None:
+        """Have the ranks ended now, because they cannot go on. Whatever becomes of them then is a consequence."""
+        self.decided, self.has_failed, self.end_by_s = why, True, now_s
+
+    def end_later(self, by_s: float) -> None:
+        """Give ranks that are to be ended until then."""
+        if self.end_by_s < float("inf"):
+            self.end_by_s = max(self.end_by_s, by_s)
 
     def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
         """Note that the launcher has ended them; `rank` is the one that it happened to, or -1."""

@@ -388,7 +388,7 @@ def _follow(run: labkit.Run, case: Case, notes: Path) -> float | None:
     while not run.over.wait(0.02) and time.monotonic() < until_s:
         if not is_reached:
             is_reached = set(_noted_s(notes)) == set(case.members)
-            (run.paused_by.discard if is_reached else run.paused_by.add)(run._stack_query)
+            (run.paused_by.discard if is_reached else run.paused_by.add)(run._asking)
             until_s = time.monotonic() + ENDED_S if is_reached else until_s
     noted_s = _noted_s(notes)
     return max(noted_s.values()) if case.odd in noted_s else None

@@ -16,8 +16,8 @@ import torch
 
 from labkit import run as monitor_run
 from labkit.engines import listener, local, spawn
+from labkit.monitor import asking as question
 from labkit.monitor import follower
-from labkit.monitor import stack_query as question
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankHook, Surroundings
 from labkit.protocol.packing import pack_call

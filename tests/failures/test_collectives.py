@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 import labkit
 from labkit.failures.missed import Call, RankCalls, content, differing, find
 from labkit.launchers.run_folder import Stream, Streams
-from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.asking import Asking
 from labkit.protocol.events import Attached
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
@@ -345,7 +345,7 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     ReportCollectives().receive("details", channel)
     event, *_ = Streams(tmp_path, 1).read()
     assert isinstance(event, Attached)
-    heard = StackQuery()
+    heard = Asking()
     heard.take(event)
     assert heard._said == {1: said}
 

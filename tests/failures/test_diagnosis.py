@@ -12,7 +12,7 @@ from labkit.failures.facts import RankFacts
 from labkit.failures.grouping import rank_list
 from labkit.failures.missed import Missed
 from labkit.failures.stacks import Frame, RankStack, Stacks
-from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.asking import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 
@@ -27,7 +27,7 @@ DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
 def diagnose(ranks):
     """As a run does that has heard of no rank's collectives."""
-    return first_to_fail.diagnose(ranks, [StackQuery().explain_failure])
+    return first_to_fail.diagnose(ranks, [Asking().explain_failure])
 
 
 def running(size):

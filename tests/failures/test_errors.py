@@ -19,7 +19,7 @@ from labkit.failures.stacks import Frame, RankStack
 from labkit.launchers.ray import RayJob
 from labkit.launchers.run_folder import RunFolder
 from labkit.launchers.slurm import SlurmJob
-from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.asking import Asking
 from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import FOLDER, explain, help_hint
@@ -67,7 +67,7 @@ def returned_early(_):
 
 
 def different_collectives(_):
-    said = StackQuery()
+    said = Asking()
 
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from labkit.failures.ledger import QUIET_S
+from labkit.monitor.asking import QUIET_S
 from tests.benchmarks import fault_grammar, healthy_programs
 from tests.support.hangs import is_recorded
 from tests.support.tiers import few

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.known_errors import KNOWN, recognise
-from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.asking import Asking
 from labkit.run import Run
 from tests.failures import messages
 from tests.failures.test_diagnosis import died, raised, returned
@@ -218,7 +218,7 @@ def report(diagnosis):
 
 
 def explained(*ranks):
-    return diagnose(list(ranks), [StackQuery().explain_failure])
+    return diagnose(list(ranks), [Asking().explain_failure])
 
 
 @pytest.mark.parametrize(("page", "error"), [(page, error) for page, errors in QUOTED.items() for error in errors])

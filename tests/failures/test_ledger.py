@@ -20,19 +20,20 @@ from labkit.failures import ledger, mismatch
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
 from labkit.failures.facts import Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
-from labkit.failures.ledger import QUIET_S, Quiet, gone, stuck
+from labkit.failures.ledger import gone, stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
-from labkit.monitor import stack_query
-from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.asking import QUIET_S, Asking
 from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Started
 from labkit.protocol.job import Cell
 from labkit.rank import recorder
 from labkit.rank.failure import describe
 from labkit.rank.recorder import NO_GROUP, RETURNED, Collectives
 from labkit.rank.report_collectives import look_at_threads
+from labkit.run import Run
 from tests.conftest import LONG_S
 from tests.support import transports
+from tests.support.fake_engine import FakeEngine
 from tests.support.hangs import is_recorded
 
 TIMED_OUT = "RuntimeError: [/gloo/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
@@ -327,25 +328,34 @@ def logs(rank, *times_s):
     return Log(rank, ("loss",), array("q", range(count)), array("d", times_s), array("d", [0.0] * count))
 
 
-def test_ranks_are_asked_only_once_one_has_gone_and_another_is_quiet():
-    quiet = Quiet()
-    quiet.take(logs(1, 1.0), 1.0)
-    assert not quiet.is_due({1}, set(), 100.0), "nobody has gone"
-    assert not quiet.is_due({1}, {0}, 1.0 + QUIET_S / 2)
-    assert quiet.is_due({1}, {0}, 1.1 + QUIET_S)
-    assert not quiet.is_due({1}, {0}, 1.2 + QUIET_S), "once"
-    assert quiet.is_due({1}, {0}, 1.3 + 2 * QUIET_S), "and after twice the time: it may wait by now"
-    assert quiet.is_due({1}, {0, 2}, 1.4 + 2 * QUIET_S), "and when another has gone"
-    quiet.take(logs(1, 8.0), 8.0)
-    assert not quiet.is_due({1}, {0, 2}, 8.1)
-    assert not quiet.is_due({3}, {0}, 100.0), "it has not begun"
+def test_ranks_are_asked_only_once_one_has_gone_and_another_is_quiet(monkeypatch):
+    run, now_s = Run(FakeEngine(3), 3, "train"), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
 
+    def come(*came):
+        for event in came:
+            run._follower.take(event)
 
-def test_patience_is_four_median_steps_of_the_rank():
-    quiet = Quiet()
-    quiet.take(logs(0, *range(0, 30, 3)), 27.0)
-    assert quiet.patience_s(0) == 12.0
-    assert quiet.patience_s(1) == QUIET_S
+    def times_asked(at_s):
+        now_s[0] = at_s
+        run._asking.look(0.0)
+        stack = 'Stack (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
+        come(*(answer for rank in (1, 2) for answer in (Stack(rank, stack), Answered(rank))))
+        run._asking.look(0.0)
+        return run.engine.calls.count("ask_for_stacks")
+
+    come(*map(Started, range(3)))
+    assert times_asked(100.0) == 0, "nobody has gone"
+    run._state.ranks[0].phase, run._state.ranks[0].returned = "finished", True
+    come(logs(1, 1.0), logs(2, 1.0))
+    assert times_asked(100.0 + QUIET_S / 2) == 0
+    assert times_asked(100.1 + QUIET_S) == 1
+    assert times_asked(100.2 + QUIET_S) == 1, "once"
+    assert times_asked(100.3 + 2 * QUIET_S) == 2, "and after twice the time: it may wait by now"
+    run._state.ranks[2].phase, run._state.ranks[2].returned = "finished", True
+    assert times_asked(100.4 + 2 * QUIET_S) == 3, "and when another has gone"
+    come(logs(1, 8.0))
+    assert times_asked(100.5 + 2 * QUIET_S) == 3
 
 
 # With real ranks
@@ -494,7 +504,7 @@ def test_what_a_rank_said_as_it_returned_stands_though_its_process_has_left_the_
 
 def asked_of(count):
     """A question to so many ranks that run, whose answers come as the test says."""
-    asking = StackQuery()
+    asking = Asking()
     asking.run = SimpleNamespace(
         states=["running"] * count,
         returned=[False] * count,
@@ -526,12 +536,14 @@ def test_a_rank_that_returns_once_it_was_asked_is_not_waited_for():
     assert asking.have_come()
 
 
-def test_a_rank_that_was_ended_from_outside_is_where_it_wrote_as_it_ended(monkeypatch):
+@pytest.mark.parametrize(("later_s", "place"), [(0.1, "train.py, line 9"), (3600.0, "")])
+def test_a_rank_that_was_ended_from_outside_is_where_it_wrote_as_it_ended(later_s, place, monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr(stack_query.time, "monotonic", lambda: now_s[0])
-    asking = asked_of(1)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    asking, ended = asked_of(1), running(0)
     asking.take(Stack(0, 'Stack (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'))
-    for later_s, place in ((0.1, "train.py, line 9"), (3600.0, "")):
-        now_s[0], ended = 100.0 + later_s, running(0)
-        asking.add_facts([ended])
-        assert (ended.stack.place if ended.stack else "") == place
+    asking.ask()
+    asking.take(Stack(0, "Stack (most recent call first):\n"))  # cut off
+    now_s[0] += later_s
+    asking.add_facts([ended])
+    assert (ended.stack.place if ended.stack else "") == place, "it may have been anywhere since"

@@ -12,10 +12,9 @@ import pytest
 
 from labkit import run as monitor_run
 from labkit.engines.arguments import check_call
-from labkit.failures.facts import RankFacts
 from labkit.launchers import job_events
 from labkit.monitor import active_runs as going_runs
-from labkit.monitor import stack_query as question
+from labkit.monitor import asking as question
 from labkit.protocol import events
 from labkit.rank.report_collectives import KIND
 from labkit.run import Run, WorkerFailed
@@ -86,7 +85,6 @@ def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_ane
     for rank in range(2):
         engine.arrived.put(logged(rank))
     wait_until(lambda: engine.calls.count("ask_for_stacks") == 2, LONG_S)
-    assert 0 not in run._stack_query._texts
     for rank in range(2):
         engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
     with pytest.raises(WorkerFailed) as failure:
@@ -102,8 +100,8 @@ def answers(rank, line=7):
 
 def give_up(run):
     """Have the time be up that ranks have for their answers."""
-    run._stack_query._asked_s -= 10 * LONG_S
-    run._stack_query._answered_s -= 10 * LONG_S
+    run._asking._asked_s -= 10 * LONG_S
+    run._asking._answered_s -= 10 * LONG_S
 
 
 def answered(run, events):
@@ -141,17 +139,17 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._stack_query.ask()
-    assert not run._stack_query.have_come()
+    run._asking.ask()
+    assert not run._asking.have_come()
     answered(run, soon)
-    assert not run._stack_query.have_come(), "however long this takes"
+    assert not run._asking.have_come(), "however long this takes"
     if late:
         answered(run, late)
     else:
         give_up(run)
-    assert run._stack_query.have_come()
+    assert run._asking.have_come()
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
-    assert [stack.in_words for stack in run._stack_query.stacks()] == ["is at cell.py, line 7", *says]
+    assert [stack.in_words for stack in run._asking.stacks()] == ["is at cell.py, line 7", *says]
     assert engine.calls.count("ask_for_stacks") == 1
     run.stop(0)
 
@@ -159,13 +157,13 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
 def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
     engine = FakeEngine()
     run = going(engine)
-    run._stack_query.ask()
-    run._stack_query._asked_s -= 100.0  # so long ago
+    run._asking.ask()
+    run._asking._asked_s -= 100.0  # so long ago
     answered(run, answers(0))
-    assert not run._stack_query.have_come(), "this machine has just taken 100 s"
-    run._stack_query._asked_s -= 400.0
-    run._stack_query._answered_s -= 400.0
-    assert run._stack_query.have_come(), "rank 1 has had four times as long"
+    assert not run._asking.have_come(), "this machine has just taken 100 s"
+    run._asking._asked_s -= 400.0
+    run._asking._answered_s -= 400.0
+    assert run._asking.have_come(), "rank 1 has had four times as long"
     run.stop(0)
 
 
@@ -181,44 +179,44 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     engine = FakeEngine(3)
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._stack_query.ask()
+    run._asking.ask()
     both = waiting(0, "all_reduce") + waiting(1, "barrier")
     answered(run, [*both, answers(2)[0]])
-    assert not run._stack_query.have_come(), "rank 2 has not said all"
+    assert not run._asking.have_come(), "rank 2 has not said all"
     give_up(run)
-    assert not run._stack_query.have_come()
+    assert not run._asking.have_come()
     assert engine.calls.count("ask_for_stacks") == 2
     answered(run, both)
-    assert not run._stack_query.have_come(), "it did say where it stands, and will again"
+    assert not run._asking.have_come(), "it did say where it stands, and will again"
     answered(run, answers(2)[:1])
-    assert run._stack_query.have_come()
-    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    assert run._asking.have_come()
+    assert run._asking.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
     run.stop(0)
 
 
 def test_ranks_whose_answers_differ_are_asked_until_two_in_a_row_are_alike():
     run = going(FakeEngine())
-    run._stack_query.ask()
+    run._asking.ask()
     answered(run, waiting(0, "all_reduce", "barrier") + waiting(1, "all_reduce", done=True))
-    assert not run._stack_query.have_come()
+    assert not run._asking.have_come()
     for _ in range(2):
         answered(run, waiting(0, "all_reduce") + waiting(1, "barrier"))
-        is_enough = run._stack_query.have_come()
+        is_enough = run._asking.have_come()
     assert is_enough
     assert run.engine.calls.count("ask_for_stacks") == 3
-    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    assert run._asking.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
     run.stop(0)
 
 
 def test_of_ranks_whose_answers_go_on_differing_nothing_is_said_that_they_missed():
     run = going(FakeEngine())
-    run._stack_query.ask()
+    run._asking.ask()
     for number in range(question.ROUNDS):
-        assert not run._stack_query.have_come()
+        assert not run._asking.have_come()
         calls = ["barrier"] * number
         answered(run, waiting(0, "barrier", *calls, "barrier") + waiting(1, "barrier", *calls, done=True))
-    assert run._stack_query.have_come()
-    assert run._stack_query.stacks().missed == ""
+    assert run._asking.have_come()
+    assert run._asking.stacks().missed == ""
     run.stop(0)
 
 
@@ -239,21 +237,6 @@ def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_sa
     assert "rank 1 is in barrier #1 (float32 [1]) at cell.py, line 7" in failure.value.diagnosis.headline
 
 
-def test_the_last_words_of_a_rank_that_its_launcher_ends_as_it_is_asked_are_kept():
-    run = going(FakeEngine())
-    query = run._stack_query
-    query.take(events.Stack(1, STACK.format(line=7)))
-    query.ask()
-    facts = [RankFacts(0), RankFacts(1, ended_by_us=True, exit_code=-15), RankFacts(2)]
-    query.add_facts(facts)
-    assert facts[1].stack.place == "cell.py, line 7"
-    query._before[1] = (query._before[1][0], query._before[1][1] - question.LAST_WORDS_S)
-    query.take(events.Stack(1, "Stack (most recent call first):\n"))  # cut off
-    query.add_facts(facts)
-    assert facts[1].stack is None, "it may have been anywhere since"
-    run.stop(0)
-
-
 AGAIN = {
     "is in a loop, at another line now": ([("all_reduce",), ("all_reduce", "all_reduce")], 1, True),
     "has come since": ([("all_reduce", "all_reduce"), ("all_reduce", "all_reduce")], 1, False),
@@ -267,15 +250,15 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._stack_query.ask()
+    run._asking.ask()
     answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
-    assert not run._stack_query.have_come()
+    assert not run._asking.have_come()
     answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
     if not missed:
-        assert not run._stack_query.have_come(), "they may all wait for the network: once more"
+        assert not run._asking.have_come(), "they may all wait for the network: once more"
         answered(run, waiting(0, *calls[0], done=True) + waiting(1, *calls[1], done=True))
-    assert run._stack_query.have_come()
-    text = run._stack_query.stacks().missed
+    assert run._asking.have_come()
+    text = run._asking.stacks().missed
     if missed:
         assert text.startswith(
             "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "

@@ -27,8 +27,8 @@ from labkit import run as monitor_run
 from labkit.debugger import Debugger
 from labkit.launcher import show_run
 from labkit.monitor import active_runs as going
+from labkit.monitor import asking as question
 from labkit.monitor import record
-from labkit.monitor import stack_query as question
 from labkit.protocol import events
 from labkit.run import Run, WorkerFailed
 from labkit.session.cell_runs import CellRuns
@@ -221,7 +221,7 @@ def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
     assert run.status == "stopped"
 
 
-@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "wait_until_over"])
+@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "_pause"])
 def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
     run = begun(FakeEngine(), events.Started(0), events.Started(1))
     left, call = [KeyboardInterrupt], getattr(run, at)
@@ -231,7 +231,7 @@ def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "wait_until_over"])
+@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "_pause"])
 def test_a_second_interrupt_at_any_step_of_a_stop_ends_a_cell(at, monkeypatch, tmp_path):
     """It once came while ranks were asked where they were, and the cell waited for ever."""
 

@@ -12,8 +12,8 @@ import pytest
 import labkit
 from labkit.debugger import Debugger
 from labkit.launcher import show_run
+from labkit.monitor.asking import Asking
 from labkit.monitor.observers import Observers, RunObserver
-from labkit.monitor.stack_query import StackQuery
 from labkit.protocol import events
 from labkit.run import Run
 from labkit.trace.trace import TraceObserver
@@ -30,7 +30,7 @@ METHODS = [name for name, value in vars(RunObserver).items() if callable(value) 
 """All that every observer is asked …"""
 
 OF_ONE = {
-    StackQuery: {"is_querying": "falls silent", "explain_silence": "falls silent", "explain_failure": "fails"},
+    Asking: {"is_querying": "falls silent", "explain_silence": "falls silent", "explain_failure": "fails"},
     Debugger: {"attend": "falls silent"},
 }
 """… and what one alone is asked, with an end of a run in which it is; whoever waits lets the debugger ask."""
@@ -196,7 +196,7 @@ def test_every_method_of_an_observer_has_two_users_at_least():
     assert {each.__name__ for each in OWN} == {
         "Debugger",
         "MemoryWatch",
-        "StackQuery",
+        "Asking",
         "TraceObserver",
     }
     users = {method: [each for each in OWN if method in vars(each)] for method in METHODS}
@@ -220,7 +220,7 @@ def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, a
 def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_failed(monkeypatch):
     engine = FakeEngine()
     run = Run(engine, 2, "train")
-    monkeypatch.setattr("labkit.monitor.stack_query.StackQuery.take", raises(RuntimeError("injected")))
+    monkeypatch.setattr("labkit.monitor.asking.Asking.take", raises(RuntimeError("injected")))
     engine.arrived.put(events.Started(0))
     run.start(a_job())
     wait_until(lambda: run.warnings)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
-from labkit.monitor.memory import MemorySeen
+from labkit.monitor import memory
+from labkit.monitor.memory import MemoryWatch
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.protocol.events import (
     Exit,
@@ -163,9 +165,17 @@ def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
     assert (ended.rank, ended.headline, ended.cause, ended.page) == (None, "the time limit", "Ask for more.", "slurm")
 
 
-def test_memory_seen_from_outside_grows_until_the_rank_gives_its_own_account():
-    state = after(Started(0), MemorySeen(0, 500), MemorySeen(0, 400))
-    assert state.ranks[0].peak_bytes == 500
-    for event in (result(0), Memory(0, 300, 7), MemorySeen(0, 900)):
+def test_memory_seen_from_outside_grows_until_the_rank_gives_its_own_account(monkeypatch):
+    state, watch = after(Started(0)), MemoryWatch()
+    watch.run = SimpleNamespace(rank_states=state.ranks, pids=[1])
+    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.0)
+
+    def seen(peak_bytes):
+        monkeypatch.setattr(memory.host, "peak_bytes", lambda pid: peak_bytes)
+        watch.look(0.0)
+        return state.ranks[0].peak_bytes
+
+    assert [seen(500), seen(400)] == [500, 500]
+    for event in (result(0), Memory(0, 300, 7)):
         state.take(event, 11.0, since_launch_s=4.0, ended_by_us=False)
-    assert (state.ranks[0].peak_bytes, state.ranks[0].peak_device_bytes) == (300, 7)
+    assert (seen(900), state.ranks[0].peak_device_bytes) == (300, 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 
 from labkit.failures import ledger, mismatch
 from labkit.failures.diagnosis import diagnose_hang
@@ -13,8 +13,7 @@ from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
 from labkit.failures.missed import NOTHING_MISSED, Call, Missed, RankCalls, find, groups_of
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
-from labkit.monitor.state import RunState
-from labkit.protocol.events import Answered, Attached, Change, Event, Failure, Log, Output, Stack, Started
+from labkit.protocol.events import Answered, Attached, Event, Failure, Log, Output, Stack, Started
 from labkit.protocol.job import Job
 from labkit.rank.recorder import NO_GROUP, Collectives
 from labkit.rank.report_collectives import KIND, LEFT, THREADS
@@ -34,11 +33,17 @@ ANSWER_S = 3.0
 LAST_WORDS_S = 5.0
 """How old the stack of a rank that was ended from outside may be: its agent asks for one before."""
 
+QUIET_S = 2.0
+"""Once one has gone, ranks are asked where they are if another has logged and printed nothing for this many seconds."""
+
+ASK_AGAIN = 2.0
+"""Ranks that turned out to be working are asked again once they have been silent this many times as long."""
+
 FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they are. Most have failed by then, too."""
 
 
-class StackQuery(RunObserver):
+class Asking(RunObserver):
     """The newest question to the ranks of a run, and their answers."""
 
     title = "observer of stacks"
@@ -47,11 +52,9 @@ class StackQuery(RunObserver):
         self._asked: list[int] = []
         self._asked_s = self._answered_s = 0.0
         self._texts: dict[int, str] = {}
-        """What `faulthandler` has written since the last question, by rank …"""
-        self._texts_s: dict[int, float] = {}
-        """… when it came …"""
-        self._before: dict[int, tuple[str, float]] = {}
-        """… and what had come before, and when: of a rank that ends as it is asked, these are the last words."""
+        """What `faulthandler` has written since the last question, by rank."""
+        self._last_words: dict[int, tuple[str, float]] = {}
+        """The newest stack that has come completely, whoever asked for it, and when; by rank."""
         self._said: dict[int, Collectives] = {}
         """The collectives that a rank has called, by rank; its newest answer, or what it said as it failed."""
         self._stale: set[int] = set()
@@ -70,20 +73,18 @@ class StackQuery(RunObserver):
         """The same, without the lines at which the ranks are."""
         self._is_cell = False
         self._why_asked_s: float | None = None
-        self._first_step_asked_s: float | None = None
-        self._failed_s: float | None = None
-        self._is_failure_asked = False
         self._threads: dict[int, tuple[list[Frame], list[Frame]]] = {}
         """The main thread's frames if they are too many for `_texts`, and another's that waits for ranks; by rank."""
         self._left: dict[int, tuple[Left, Collectives | None]] = {}
         """Ranks that have left their process group, and what they had called by then."""
-        self._quiet = ledger.Quiet()
-        self._stuck = ""
-        """What is being done about ranks that may be stuck: "asked", "waiting" to ask again, "asked again"; or ""."""
-        self._found_stuck: Finding | None = None
-        self._ask_again_s = 0.0
-        self._stuck_notice = ""
-        self._no_first_step = ""
+        self._heard_s: dict[int, float] = {}
+        """When each rank last began, logged or printed."""
+        self._silent_s = 0.0
+        """For how long all have been silent."""
+        self._looking = self._watch()
+        """What `look` goes on with."""
+        self._has_failed = self._is_failure_asked = False
+        self._stuck_notice = self._no_first_step = ""
 
     def begin(self, job: Job) -> Job:
         """Record whether the run is a cell on reserved ranks."""
@@ -103,13 +104,12 @@ class StackQuery(RunObserver):
             frames = tuple(pickle.loads(event.blob))
             place = RankStack(event.rank, [Frame(*at) for at in frames], self.run.cells).place
             self._left[event.rank] = Left(frames, place), self._said.get(event.rank)
-        if isinstance(event, Log):
-            self._quiet.take(event, time.monotonic())
-        elif isinstance(event, (Started, Output)):
-            self._quiet.hear(event.rank, time.monotonic())
+        if isinstance(event, (Started, Log, Output)):
+            self._heard_s[event.rank] = time.monotonic()
         if isinstance(event, Stack):
-            self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
-            self._texts_s[event.rank] = time.monotonic()
+            text = self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
+            if is_complete(text):
+                self._last_words[event.rank] = text, time.monotonic()
         if isinstance(event, (Answered, Failure)):
             self._told.add(event.rank)
             self._stale.discard(event.rank)
@@ -145,7 +145,6 @@ class StackQuery(RunObserver):
 
     def _ask(self) -> None:
         run, at_work = self.run, self._at_work()
-        self._before |= {rank: (text, self._texts_s[rank]) for rank, text in self._texts.items()}
         self._texts, self._told, self._stale = {}, self._told - at_work, at_work
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
@@ -273,21 +272,18 @@ class StackQuery(RunObserver):
             # The watchdog's thread is none of the user's.
             thread = "main" if was_aborted_by_watchdog(rank) else "current"
             frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
-            if rank.ended_by_us and (self._is_failure_asked or self._is_new(self._texts_s.get(rank.rank))):
-                frames = frames or parse(self._texts.get(rank.rank, ""))
-            before, came_s = self._before.get(rank.rank, ("", None))
-            if rank.ended_by_us and self._is_new(came_s):  # its launcher ended it before it could answer again
-                frames = frames or parse(before)
+            text, came_s = self._last_words.get(rank.rank, ("", 0.0))
+            is_answer = self._is_failure_asked and came_s >= self._asked_s
+            if rank.ended_by_us and (is_answer or time.monotonic() < came_s + LAST_WORDS_S):
+                frames = frames or parse(text)
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
-
-    @staticmethod
-    def _is_new(came_s: float | None) -> bool:
-        return came_s is not None and time.monotonic() < came_s + LAST_WORDS_S
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return a better explanation of a failure: collectives that do not match, or one that was missed."""
         calls = [RankCalls(r.rank, self._last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
         return mismatch.explain(culprit, cause, ranks, calls)
+
+    # Asking though you have not
 
     def look(self, silent_s: float) -> None:
         """Ask ranks where they are, though you have not.
@@ -296,95 +292,84 @@ class StackQuery(RunObserver):
         of its end only later; when one has gone and another may wait for it; and when no rank has logged anything for
         long.
         """
-        self._look(silent_s)
-        self.run.hang_notice = self._stuck_notice or ("" if self.run.recorded.names else self._no_first_step)
+        run, self._silent_s = self.run, silent_s
+        if "failed" in run.states and not self._has_failed:
+            self._has_failed, self._looking = True, self._after_failure()
+        if silent_s < FIRST_STEP_S or run.recorded.names:
+            self._no_first_step = ""
+        next(self._looking, None)
+        run.hang_notice = self._stuck_notice or self._no_first_step
 
-    def _look(self, silent_s: float) -> None:
-        run = self.run
-        if "failed" in run.states:
-            self._look_after_failure()
-            return
-        if self._look_for_stuck():
-            return
-        if silent_s < FIRST_STEP_S:  # one has printed since
-            self._first_step_asked_s, self._no_first_step = None, ""
-        if self._no_first_step or run.recorded.names or run.stopping or self._is_cell:
-            return
-        if not {"running"} <= set(run.states) <= {"running", "finished"}:
-            return
-        if self._first_step_asked_s is None:
-            if silent_s > FIRST_STEP_S:
-                self._first_step_asked_s = time.monotonic()
-                self.ask()
-        elif self.have_come() or time.monotonic() - self._first_step_asked_s > run.engine.stacks_s:
-            self._no_first_step = f"no rank has logged or printed anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+    def _watch(self) -> Iterator[None]:
+        """While no rank has failed."""
+        asked: tuple[set[int], float] = set(), 0.0
+        while True:
+            gone, quiet_s = set(ledger.gone(self._facts())), self._longest_silence_s()
+            if not gone or quiet_s < QUIET_S or self.run.stopping:
+                asked = set(), 0.0
+            elif gone != asked[0] or not asked[1] <= quiet_s < ASK_AGAIN * asked[1]:
+                asked = gone, quiet_s
+                yield from self._look_for_stuck()
+            if self._is_first_step_overdue():
+                yield from self._answers()
+                self._no_first_step = f"no rank has logged or printed anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+            yield
 
-    def _look_after_failure(self) -> None:
-        now_s = time.monotonic()
-        self._failed_s = self._failed_s or now_s
-        if not self._is_failure_asked:
-            if now_s > self._failed_s + FAILED_S:
-                self._is_failure_asked = True
-                self.ask()
-            return
-        # If all that is known is that somebody was not there, the answer of that one decides.
-        failed = [r for r in self.run.rank_facts if r.failure or (r.exit_code is not None and not r.returned)]
-        is_evidence = all(is_only_evidence(r) or r.exit_code in ABORTED for r in failed)
-        if is_evidence and now_s < self._failed_s + ANSWER_S and not self.have_come():
-            self.run.note(EndLater(-1))
+    def _answers(self) -> Iterator[None]:
+        """Ask, and wait for the answers."""
+        self.ask()
+        while not self.have_come():
+            yield
 
-    def _look_for_stuck(self) -> bool:
-        """End the run if ranks wait for one that has gone. Return whether they are being asked about it."""
-        run, now_s = self.run, time.monotonic()
-        if run.stopping or "running" not in run.states:
-            self._stuck = ""
-            return False
-        ranks = run.rank_facts
+    def _facts(self) -> list[RankFacts]:
+        ranks: list[RankFacts] = [*self.run.rank_states]
         self._note_left(ranks)
-        if not self._stuck:
-            at_work = {rank for rank, state in enumerate(run.states) if state == "running"}
-            if self._quiet.is_due(at_work, set(ledger.gone(ranks)), now_s):
-                self._stuck = "asked"
-                self.ask()
-            return bool(self._stuck)
-        if self._stuck == "waiting":
-            if now_s > self._ask_again_s:
-                self._stuck = "asked again"
-                self.ask()
-            return True
-        if not self.have_come():
-            return True
-        found = ledger.stuck(ranks, self._calls(self._places()))
-        if found is not None and self._stuck == "asked":
-            self._stuck, self._found_stuck, self._ask_again_s = "waiting", found, now_s + ledger.CONFIRM_S
-            return True
-        self._stuck, self._stuck_notice = "", ""
-        if found is not None and found[:2] == (self._found_stuck or ())[:2]:
-            if self._is_cell:  # its ranks keep what they hold; who waits may interrupt it
-                self._stuck_notice = found[1]
-            else:
-                run.note(CannotGoOn(found[0], *found[1:]))
-        return False
+        return ranks
 
+    def _longest_silence_s(self) -> float:
+        """Return for how long one of the ranks at work has logged and printed nothing."""
+        now_s = time.monotonic()
+        running = (rank for rank, state in enumerate(self.run.states) if state == "running")
+        return max((now_s - self._heard_s.get(rank, now_s) for rank in running), default=0.0)
 
-@dataclass(frozen=True)
-class EndLater(Change):
-    """Gives ranks that are to be ended after a failure the time to answer."""
+    def _look_for_stuck(self) -> Iterator[None]:
+        """End the run if ranks wait for one that has gone, and do so still a little later."""
+        self._stuck_notice = ""
+        if (found := (yield from self._stuck())) is None:
+            return
+        again_s = time.monotonic() + ledger.CONFIRM_S
+        while time.monotonic() < again_s:
+            yield
+        again = yield from self._stuck()
+        if again is None or again[:2] != found[:2]:
+            return
+        if self._is_cell:  # its ranks keep what they hold; who waits may interrupt it
+            self._stuck_notice = again[1]
+        else:
+            rank, headline, cause, page = again
+            self.run._state.end_for(Diagnosis(rank, headline, cause, [], page), time.monotonic())
 
-    def change(self, state: RunState, now_s: float) -> None:
-        """Postpone their end."""
-        if state.end_by_s < float("inf"):
-            state.end_by_s = max(state.end_by_s, now_s + FAILED_S)
+    def _stuck(self) -> Generator[None, None, Finding | None]:
+        """Ask, and return the rank that others wait for and that can never come."""
+        yield from self._answers()
+        return None if self.run.stopping else ledger.stuck(self._facts(), self._calls(self._places()))
 
+    def _is_first_step_overdue(self) -> bool:
+        run = self.run
+        if self._no_first_step or self._silent_s < FIRST_STEP_S or run.recorded.names or run.stopping or self._is_cell:
+            return False
+        return {"running"} <= set(run.states) <= {"running", "finished"}
 
-@dataclass(frozen=True)
-class CannotGoOn(Change):
-    """Ends a run whose ranks wait for one that can never come, which is to blame."""
-
-    headline: str
-    cause: str
-    page: str
-
-    def change(self, state: RunState, now_s: float) -> None:
-        """End the ranks."""
-        state.end_for(self.rank, self.headline, self.cause, self.page, now_s)
+    def _after_failure(self) -> Iterator[None]:
+        """Once one has failed. If all that is known is that somebody was not there, the answer of that one decides."""
+        failed_s = time.monotonic()
+        while time.monotonic() < failed_s + FAILED_S:
+            yield
+        self._is_failure_asked = True
+        self.ask()
+        while time.monotonic() < failed_s + ANSWER_S:
+            failed = [r for r in self.run.rank_states if r.failure or (r.exit_code is not None and not r.returned)]
+            is_evidence = all(is_only_evidence(r) or r.exit_code in ABORTED for r in failed)
+            if is_evidence and not self.have_come():
+                self.run._state.end_later(time.monotonic() + FAILED_S)
+            yield
