@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
@@ -35,19 +34,16 @@ SEEN_LATE_S = 0.25
 # rank that loses its connection for a reason outside of all ranks (a cable). It is blamed, since all ranks were there.
 
 
-def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:
+def diagnose(ranks: list[RankFacts], explain: Explanation = ledger.explain) -> Diagnosis:
     """Return which rank failed first, why, and what became of the others.
 
     Args:
         ranks: What is known of every rank. One at least has failed, by a report or by the end of its process.
-        explanations: Tried in order for a better explanation than the rank's own report. The first one found wins.
+        explain: Looks for a better explanation than the rank's own report, in what is known of the ranks' collectives.
     """
     culprit, headline, cause, page = _first_to_fail(ranks)
-    blamed = culprit.rank
-    for better in (*explanations, ledger.explain):
-        if found := better(culprit, cause, ranks):
-            blamed, headline, cause, page = found
-            break
+    own = culprit.rank, headline, cause, page
+    blamed, headline, cause, page = explain(culprit, cause, ranks) or own
     return Diagnosis(blamed, headline, cause, others(ranks, blamed), page)
 
 

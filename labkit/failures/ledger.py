@@ -33,6 +33,10 @@ CONFIRM_S = 0.5
 """Ranks that seem to wait in vain are asked once more this many seconds later: a message may have been in flight."""
 
 
+GONE = ("left", "returned", "failed", "ended")
+"""How a rank can have gone, those first that are blamed before others."""
+
+
 class Wait(NamedTuple):
     """The call in which a rank waits, or waited until it gave up."""
 
@@ -84,45 +88,23 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
 
 def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | None:
     """Return the rank that others wait for and that can never come, and the message; None if they may go on."""
-    how = gone(ranks)
-    by_rank = {each.rank: each for each in calls}
-    found: list[tuple[int, Wait]] = []
-    for rank in ranks:
-        own = by_rank.get(rank.rank)
-        if own is None or rank.rank in how or not own.is_blocked:
-            continue
-        for wait in _waits(own, calls):
-            missing = tuple(other for other in wait.absent if other in how)
-            if missing:
-                found.append((rank.rank, wait._replace(absent=missing)))
-                break
+    known, how = _Known(ranks, calls), gone(ranks)
+    found: dict[int, Wait] = {}
+    for own in calls:
+        if own.is_blocked and own.rank not in how:
+            waits = (wait._replace(absent=tuple(r for r in wait.absent if r in how)) for wait in known.waits(own))
+            if wait := next((wait for wait in waits if wait.absent), None):
+                found[own.rank] = wait
     if not found:
         return None
-    first, wait = found[0]
-    victims = [rank for rank, other in found if other.absent == wait.absent and other.title == wait.title]
-    blamed = _of_one_kind(wait.absent, how)
-    facts = {rank.rank: rank for rank in ranks}
-    headline = _gone_headline(blamed, how[blamed[0]], victims, wait, facts)
-    stood = "\n\n".join(f"rank {each.rank} {each.doing}" for each in calls if each.rank in victims)
+    wait = found[min(found)]
+    victims = sorted(rank for rank, other in found.items() if (other.absent, other.title) == (wait.absent, wait.title))
+    stood = "\n\n".join(f"rank {rank} {known.calls[rank].doing}" for rank in victims)
     cause = (
         f"{rank_list(victims).capitalize()} would have waited indefinitely: no error was reported, for not every "
         f"transport tells a rank that another has gone. Where they waited:\n\n{stood}"
     )
-    return blamed[0], headline, cause, "returned_early"
-
-
-def _waits(own: RankCalls, calls: Sequence[RankCalls]) -> list[Wait]:
-    """Return what blocks a rank: its calls that have not finished, or the rank that it sends to or receives from.
-
-    A rank counts as absent only if it is known not to have come.
-    """
-    if own.said is not None and own.said.transfer is not None:
-        return [_transfer(own.said)]
-    groups = groups_of(calls)
-    pending = [call for call in own.calls if not call.done and call.group in groups]
-    unknown = {each.rank for each in calls if not each.is_known}
-    waits = [_in_call(own.rank, call, groups[call.group], calls, None) for call in pending]
-    return [wait._replace(absent=tuple(rank for rank in wait.absent if rank not in unknown)) for wait in waits]
+    return known.gone(wait, how, victims, cause)
 
 
 # A run that has failed
@@ -134,164 +116,152 @@ def explain(
     """Return the rank that was not there, if a failure only says that some rank was not; else None."""
     if not is_only_evidence(culprit):
         return None
-    by_rank = {each.rank: each for each in _with_watchdog(ranks, calls)}
-    facts = {rank.rank: rank for rank in ranks}
+    known = _Known(ranks, _with_watchdog(ranks, calls))
     victim, seen = culprit, [culprit.rank]
     while True:
         limit = limit_s(victim)
         how = gone(ranks, victim.failure.time_s if limit is not None and victim.failure else float("inf"))
-        wait = _given_up(victim, list(by_rank.values()), ranks)
-        absent = [r for r in wait.absent if r != victim.rank]
-        free = [r for r in absent if limit is not None and not _waits_too(facts[r], list(by_rank.values()), ranks)]
-        missing = _of_one_kind([r for r in absent if how.get(r) in ("left", "returned")], how)
+        wait = known.given_up(victim)
+        met = f"What rank {victim.rank} met:\n\n{cause}"
+        free = [r for r in wait.absent if limit is not None and not known.waits_too(r)]
         at_work = [r for r in free if r not in how]
+        missing = {r: how[r] for r in wait.absent if how.get(r) in ("left", "returned")}
         if wait.has_unknown_peer and at_work:
-            missing, free = [], at_work  # a rank that has returned has most likely done its part
+            missing, free = {}, at_work  # a rank that has returned has most likely done its part
         if missing:
-            return (
-                missing[0],
-                _gone_headline(missing, how[missing[0]], [victim.rank], wait, facts),
-                _met(victim, cause),
-                "returned_early",
-            )
+            return known.gone(wait, missing, [victim.rank], met)
         if limit is None:
             return None
         if blamed := free or sorted(wait.late, key=lambda r: -wait.late[r])[:1]:
-            return (
-                blamed[0],
-                _late_headline(blamed, limit, victim, wait, by_rank, facts),
-                _met(victim, cause, [facts[r] for r in blamed]),
-                recognise(victim).page or "hang",
-            )
-        if not absent:
+            where = [str(stack) for r in blamed if (stack := known.facts[r].stack)]
+            page = recognise(victim).page or "hang"
+            return blamed[0], known.was_late(blamed, limit, victim, wait), "\n\n".join([*where, met]), page
+        if not wait.absent:
             return None
-        if absent[0] in seen:
-            return _circle(seen[seen.index(absent[0]) :], by_rank, ranks, cause, culprit)
-        victim = facts[absent[0]]
+        if wait.absent[0] in seen:
+            circle = sorted(seen[seen.index(wait.absent[0]) :])
+            met = f"What rank {culprit.rank} met:\n\n{cause}"
+            return culprit.rank, known.circle(circle), met, "different_collectives"
+        victim = known.facts[wait.absent[0]]
         seen.append(victim.rank)
 
 
-def _met(victim: RankFacts, cause: str, blamed: Sequence[RankFacts] = ()) -> str:
-    where = [str(rank.stack) for rank in blamed if rank.stack]
-    return "\n\n".join([*where, f"What rank {victim.rank} met:\n\n{cause}"])
+class _Known:
+    """All that is known of the ranks and of their calls."""
+
+    def __init__(self, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> None:
+        self.facts = {rank.rank: rank for rank in ranks}
+        self.calls = {each.rank: each for each in calls}
+        self.groups = groups_of(calls)
+
+    def waits(self, own: RankCalls) -> list[Wait]:
+        """Return what blocks a rank: its calls that have not finished, or the rank that it sends to or receives from.
+
+        A rank counts as absent only if it is known not to have come.
+        """
+        if own.said is not None and own.said.transfer is not None:
+            return [_transfer(own)]
+        waits = [
+            self._in_call(own.rank, call, None) for call in own.calls if not call.done and call.group in self.groups
+        ]
+        unknown = {each.rank for each in self.calls.values() if not each.is_known}
+        return [wait._replace(absent=tuple(r for r in wait.absent if r not in unknown)) for wait in waits]
+
+    def given_up(self, victim: RankFacts) -> Wait:
+        """Return the call in which a rank gave up, because another rank was not there."""
+        own = self.calls.get(victim.rank)
+        if own and own.said and own.said.transfer is not None:
+            return _transfer(own)
+        calls = own.calls if own else []
+        pending = [call for call in calls if not call.done][:1] if victim.failure is None else calls[-1:]
+        if not pending or pending[0].group not in self.groups:
+            return Wait("a collective", (), tuple(r for r in gone([*self.facts.values()]) if r != victim.rank), {})
+        return self._in_call(victim.rank, pending[0], limit_s(victim))
+
+    def waits_too(self, number: int) -> bool:
+        """Return whether a rank that did not come to a call was itself waiting in another, for one that was absent."""
+        rank, own = self.facts[number], self.calls.get(number)
+        is_in_one = own and own.said and (own.said.transfer is not None or not all(call.done for call in own.calls))
+        return bool(is_in_one or is_only_evidence(rank)) and bool(self.given_up(rank).absent)
+
+    def _in_call(self, rank: int, call: Call, limit: float | None) -> Wait:
+        """Return a call of a group with the members that did not come to it, or only after its time limit."""
+        group = self.groups[call.group]
+        absent, late = [], {}
+        for member in group.ranks:
+            if member == rank:
+                continue
+            own = self.calls[member].in_group(group.name) if member in self.calls else {}
+            if max(own, default=0) < call.number:
+                absent.append(member)
+            elif limit and call.number in own and call.began_s:
+                after_s = own[call.number].began_s - call.began_s
+                late |= {member: after_s} if after_s > 0.95 * limit else {}
+        details = (call.content, "" if group.description == "default_pg" else str(group))
+        return Wait(call.title, tuple(filter(None, details)), tuple(absent), late)
+
+    # In words
+
+    def gone(self, wait: Wait, how: Mapping[int, str], victims: list[int], cause: str) -> Finding:
+        """Blame those that can never come: of several those that left, or else returned, failed or ended."""
+        kind = min((how[rank] for rank in wait.absent if rank in how), key=GONE.index)
+        blamed = [rank for rank in wait.absent if how.get(rank) == kind]
+        who, it, its = rank_list(blamed), *(("it", "its") if len(blamed) == 1 else ("them", "their"))
+        how_so = "with" if wait.peer is None else "from" if wait.title == "recv" else "to"
+        others = f"{rank_list(victims)} {'was' if len(victims) == 1 else 'were'}"
+        doing = f"{others} still in {wait.in_words} {how_so} {it}"
+        headline = f"{who} {kind} while {doing}: every rank must take part in the same collectives"
+        if left := self.facts[blamed[0]].left if kind == "left" else None:
+            place = f"destroy_process_group at {left.place}" if left.place else "destroy_process_group"
+            headline = f"{who} left {its} process group ({place}) while {doing}"
+        return blamed[0], headline, cause, "returned_early"
+
+    def was_late(self, blamed: list[int], limit: float, victim: RankFacts, wait: Wait) -> str:
+        """Blame those that did not come in time."""
+        at = victim.stack or self.calls.get(victim.rank)
+        place = at.place if at else ""
+        waited = f"where rank {victim.rank} waited{f' at {place}' if place else ''}"
+        headline = f"{rank_list(blamed)} did not come to {wait.in_words} within {limit:g} s, {waited}"
+        if wait.peer is not None:
+            verb = "send to" if wait.title == "recv" else "receive from"
+            headline = (
+                f"{rank_list(blamed)} did not {verb} rank {victim.rank} within {limit:g} s: {wait.in_words}, {waited}"
+            )
+        for rank in blamed:
+            if rank in wait.late:
+                headline += f"; rank {rank} came {wait.late[rank]:.1f} s after it"
+            elif stack := self.facts[rank].stack:
+                headline += f"; rank {rank} {stack.in_words}"
+        return headline
+
+    def circle(self, ranks: list[int]) -> str:
+        """Say in which calls ranks waited for each other."""
+        waits = {rank: self.given_up(self.facts[rank]) for rank in ranks}
+        each = ", ".join(f"rank {rank} in {wait.in_words}" for rank, wait in waits.items())
+        hint = f": {SAME_ORDER}" if len({wait.details[-1:] for wait in waits.values()}) > 1 else ""
+        return f"{rank_list(ranks)} waited for each other, {each}{hint}"
+
+
+def _transfer(own: RankCalls) -> Wait:
+    assert own.said is not None
+    assert own.said.transfer is not None
+    how, peer, *_ = own.said.transfer
+    return Wait(how, (own.transferred,), (peer,) if peer >= 0 else (), {}, peer if peer >= 0 else None)
 
 
 def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> list[RankCalls]:
     """Add the calls of ranks that NCCL's watchdog has aborted, from what it wrote: they cannot answer any more."""
     by_rank = {each.rank: each for each in calls}
+    known = groups_of(calls)
+    told = {each.rank: [name for name, *_ in each.said.groups] for each in calls if each.said and each.said.groups}
     for rank in ranks:
         found = watchdog_call(rank)
         before = by_rank.get(rank.rank)
         if found is None or (before is not None and before.calls):
             continue
         group, description, number, kind = found
-        told = {each.rank: [name for name, *_ in each.said.groups] for each in calls if each.said and each.said.groups}
-        members = tuple(each.rank for each in ranks if group in told.get(each.rank, [group]))
-        known = groups_of(calls).get(group) or Group(group, description, members)
-        said = Collectives(rank.rank, ((group, number, kind, (), "", False),), (tuple(known[:3]),))  # type: ignore[arg-type]
+        members = tuple(r.rank for r in ranks if r is rank or group in told.get(r.rank, [group]))
+        name, description, members, _ = known.get(group) or Group(group, description, members)
+        said = Collectives(rank.rank, ((group, number, kind, (), "", False),), ((name, description, members),))
         by_rank[rank.rank] = RankCalls(rank.rank, said, before.place if before else "")
     return list(by_rank.values())
-
-
-def _given_up(victim: RankFacts, calls: Sequence[RankCalls], ranks: Sequence[RankFacts]) -> Wait:
-    """Return the call in which a rank gave up, because another rank was not there."""
-    own = next((each for each in calls if each.rank == victim.rank), None)
-    others = tuple(rank.rank for rank in ranks if rank.rank != victim.rank)
-    if own is None or own.said is None:
-        return Wait("a collective", (), tuple(r for r in others if r in gone(ranks)), {})
-    if own.said.transfer is not None:
-        return _transfer(own.said)
-    groups = groups_of(calls)
-    pending = [call for call in own.calls if not call.done][:1] if victim.failure is None else own.calls[-1:]
-    if not pending or pending[0].group not in groups:
-        return Wait("a collective", (), tuple(r for r in others if r in gone(ranks)), {})
-    return _in_call(victim.rank, pending[0], groups[pending[0].group], calls, limit_s(victim))
-
-
-def _in_call(rank: int, call: Call, group: Group, calls: Sequence[RankCalls], limit: float | None) -> Wait:
-    """Return a call of a group with the members that did not come to it, or only after its time limit."""
-    by_rank = {each.rank: each for each in calls}
-    absent, late = [], {}
-    for member in group.ranks:
-        if member == rank:
-            continue
-        other = by_rank.get(member)
-        own = other.in_group(group.name) if other else {}
-        if max(own, default=0) < call.number:
-            absent.append(member)
-        elif limit and call.number in own and call.began_s and own[call.number].began_s - call.began_s > 0.95 * limit:
-            late[member] = own[call.number].began_s - call.began_s
-    details = (call.content, "" if group.description == "default_pg" else str(group))
-    return Wait(call.title, tuple(filter(None, details)), tuple(absent), late)
-
-
-def _transfer(said: Collectives) -> Wait:
-    assert said.transfer is not None
-    how, peer, *_ = said.transfer
-    content = RankCalls(said.rank, said).transferred
-    return Wait(how, (content,), (peer,) if peer >= 0 else (), {}, peer if peer >= 0 else None)
-
-
-def _waits_too(rank: RankFacts, calls: Sequence[RankCalls], ranks: Sequence[RankFacts]) -> bool:
-    """Return whether a rank that did not come to a call was itself waiting in another, for a rank that was absent."""
-    said = next((each.said for each in calls if each.rank == rank.rank), None)
-    is_in_one = said is not None and (said.transfer is not None or not all(Call(*call).done for call in said.calls))
-    return (is_in_one or is_only_evidence(rank)) and bool(_given_up(rank, calls, ranks).absent)
-
-
-def _circle(
-    seen: Sequence[int], by_rank: Mapping[int, RankCalls], ranks: Sequence[RankFacts], cause: str, culprit: RankFacts
-) -> Finding:
-    facts = {rank.rank: rank for rank in ranks}
-    waits = {rank: _given_up(facts[rank], list(by_rank.values()), ranks) for rank in sorted(seen)}
-    each = ", ".join(f"rank {rank} in {wait.in_words}" for rank, wait in waits.items())
-    are_groups = len({wait.details[-1:] for wait in waits.values()}) > 1
-    hint = f": {SAME_ORDER}" if are_groups else ""
-    headline = f"{rank_list(sorted(seen))} waited for each other, {each}{hint}"
-    return culprit.rank, headline, _met(culprit, cause), "different_collectives"
-
-
-def _of_one_kind(absent: Sequence[int], how: Mapping[int, str]) -> list[int]:
-    """Return those ranks that one sentence can describe: those that left, or else returned, failed or ended."""
-    for kind in ("left", "returned", "failed", "ended"):
-        if found := [rank for rank in absent if how.get(rank) == kind]:
-            return found
-    return []
-
-
-def _gone_headline(
-    blamed: Sequence[int], how: str, victims: Sequence[int], wait: Wait, facts: Mapping[int, RankFacts]
-) -> str:
-    it = "it" if len(blamed) == 1 else "them"
-    who, others = rank_list(list(blamed)), rank_list(list(victims))
-    were = "was" if len(victims) == 1 else "were"
-    doing = f"{were} still in {wait.in_words} with {it}"
-    if wait.peer is not None:
-        doing = f"{were} still in {wait.in_words} {'from' if wait.title == 'recv' else 'to'} {it}"
-    if how == "left":
-        left = facts[blamed[0]].left
-        place = f"destroy_process_group at {left.place}" if left and left.place else "destroy_process_group"
-        return f"{who} left {'its' if len(blamed) == 1 else 'their'} process group ({place}) while {others} {doing}"
-    verb = "ended" if how == "ended" else how
-    return f"{who} {verb} while {others} {doing}: every rank must take part in the same collectives"
-
-
-def _late_headline(
-    blamed: Sequence[int],
-    limit: float,
-    victim: RankFacts,
-    wait: Wait,
-    by_rank: Mapping[int, RankCalls],
-    facts: Mapping[int, RankFacts],
-) -> str:
-    who = rank_list(list(blamed))
-    place = facts[victim.rank].stack.place if facts[victim.rank].stack else by_rank[victim.rank].place
-    waited = f"where rank {victim.rank} waited{f' at {place}' if place else ''}"
-    if wait.peer is not None:
-        verb = "send to" if wait.title == "recv" else "receive from"
-        headline = f"{who} did not {verb} rank {victim.rank} within {limit:g} s: {wait.in_words}, {waited}"
-    else:
-        headline = f"{who} did not come to {wait.in_words} within {limit:g} s, {waited}"
-    places = [f"rank {r} {facts[r].stack.in_words}" for r in blamed if facts[r].stack and r not in wait.late]
-    came = [f"rank {r} came {wait.late[r]:.1f} s after it" for r in blamed if r in wait.late]
-    return "; ".join([headline, *places, *came])

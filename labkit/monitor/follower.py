@@ -155,7 +155,7 @@ class Follower:
                 state.end_all()
         elif state.has_failed or ended is not None:
             facts = self._facts()
-            found = state.decided or ended or diagnose(facts, [self._explain_failure])
+            found = state.decided or ended or diagnose(facts, self._explain_failure)
             self.diagnosis = found._replace(others=found.others or others(facts, found.rank))
 
     def enforce_deadlines(self) -> None:

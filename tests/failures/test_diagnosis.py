@@ -27,7 +27,7 @@ DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
 def diagnose(ranks):
     """As a run does that has heard of no rank's collectives."""
-    return first_to_fail.diagnose(ranks, [Asking().explain_failure])
+    return first_to_fail.diagnose(ranks, Asking().explain_failure)
 
 
 def running(size):

@@ -77,7 +77,7 @@ def different_collectives(_):
         return raised(rank, 1 + rank, summary, stack=stack)
 
     ranks = [stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)]
-    return failed(diagnose(ranks, [said.explain_failure]))
+    return failed(diagnose(ranks, said.explain_failure))
 
 
 def not_a_number(_):

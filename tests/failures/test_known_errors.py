@@ -218,7 +218,7 @@ def report(diagnosis):
 
 
 def explained(*ranks):
-    return diagnose(list(ranks), [Asking().explain_failure])
+    return diagnose(list(ranks), Asking().explain_failure)
 
 
 @pytest.mark.parametrize(("page", "error"), [(page, error) for page, errors in QUOTED.items() for error in errors])

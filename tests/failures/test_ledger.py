@@ -77,7 +77,7 @@ def said(rank, *calls, groups=(WORLD, PAIR), is_blocked=False, doing="waits in b
 
 def judge(ranks, calls):
     """As a run that has failed is judged."""
-    found = diagnose(ranks, [lambda culprit, cause, ranks: ledger.explain(culprit, cause, ranks, calls)])
+    found = diagnose(ranks, lambda culprit, cause, ranks: ledger.explain(culprit, cause, ranks, calls))
     return found.rank, found.headline
 
 
@@ -182,6 +182,12 @@ FAILED = {
         1,
         r"ranks 0 and 1 waited for each other, rank 0 in barrier #1 \(first group of ranks 0 and 1\), rank 1 in "
         r"barrier #1 \(second group of ranks 0 and 1\): use groups in the same order on every rank",
+    ),
+    "all of the group were there: the network has failed, and who has returned is in another group": (
+        [failed(0, CLOSED, 4.1), failed(1, CLOSED, 4.0), returned(2)],
+        [said(0, call(2, group="1")), said(1, call(2, group="1")), said(2)],
+        1,
+        r"rank 1 failed: RuntimeError: Connection closed by peer .*",
     ),
     "everybody was there: the network has failed": (
         [failed(0, CLOSED, 4.1), failed(1, CLOSED, 4.0)],
