@@ -197,8 +197,6 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
             value = ",".join(map(str, value))
         if not isinstance(value, (str, int, float, os.PathLike, type(None))):
             raise TypeError(f"{key} is a text or a number, as sbatch takes it, or True or False; got {value!r:.60}")
-        if name == "signal" and re.search(r"USR2|\b12\b", str(value)):
-            raise ValueError(f"signal={value!r}: labkit asks ranks where they are by SIGUSR2; let SLURM send USR1")
         if value is not None:
             found[name] = value
     return found

@@ -77,8 +77,9 @@ class System:
 
     # A rank's stack
 
-    stacks_signal: ClassVar[int] = signal.SIGUSR2
-    """Makes a rank write its main thread's stack, below Python."""
+    stacks_signal: ClassVar[int] = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
+    """Makes a rank write its main thread's stack, below Python: a real-time signal, which scripts hardly use, if the
+    system has some; else SIGUSR2."""
 
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""

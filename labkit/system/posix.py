@@ -18,7 +18,7 @@ class Posix(System):
     # All but those that nobody can handle, those of job control, a process's own faults, and labkit's own.
     signals_for_ranks: ClassVar[frozenset[int]] = frozenset(signal.valid_signals()) - {
         *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
-        *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR2, signal.SIGXFSZ),
+        *(signal.SIGCHLD, signal.SIGPIPE, System.stacks_signal, signal.SIGXFSZ),
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
     }
     continue_signal: ClassVar[int] = signal.SIGCONT
@@ -60,7 +60,7 @@ class Posix(System):
         # recorder. Chained, to nothing: only then does faulthandler put `errno` back. Else a system call that has just
         # failed raises "OSError: [Errno 0] Error" now and then, also where its failure was to be expected: a file that
         # need not be there.
-        number = signal.SIGUSR2
+        number = self.stacks_signal
         signal.signal(number, signal.SIG_IGN)
         faulthandler.register(number, file=file, all_threads=False, chain=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, number})
@@ -68,18 +68,18 @@ class Posix(System):
     def ask_for_stack(self, pid: int) -> bool:
         """Send a process `stacks_signal`; return whether it was still there."""
         try:
-            os.kill(pid, signal.SIGUSR2)
+            os.kill(pid, self.stacks_signal)
         except ProcessLookupError:
             return False
         return True
 
     def hold_back_signals(self) -> None:
         """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR2})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, self.stacks_signal})
 
     def hold_back_stacks_signal(self) -> None:
         """Keep `stacks_signal` alone from them."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {self.stacks_signal})
 
     def raise_open_files_limit(self, needed: int) -> int:
         """Raise how many files this process may have open, as far as it may; return how many that are now."""

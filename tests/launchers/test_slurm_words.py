@@ -80,7 +80,6 @@ def test_there_are_as_many_ranks_as_gpus_unless_it_is_said(options, world_size):
         ({"ntasks": 4}, ValueError, r"Slurm\(\) does not take ntasks; give nodes= and ranks_per_node="),
         ({"array": "0-2"}, ValueError, r"Slurm\(\) does not take array; give one launch for each member"),
         ({"nodes": 2, "gpus": 3}, ValueError, "gpus=3 are not as many on each of 2 nodes"),
-        ({"signal": "USR2@60"}, ValueError, "let SLURM send USR1"),
         ({"gres": {"gpu": 2}}, TypeError, "gres is a text or a number, as sbatch takes it"),
         ({"setup": "module load x\n#SBATCH --array=0-2"}, ValueError, "give options of sbatch as arguments"),
         ({"allocation": "7", "time": 5}, ValueError, "an allocation is there already, time cannot change it"),

@@ -236,6 +236,31 @@ def main(worker):
         note="Under torchrun itself the ranks would wait for each other: its agent has the store, at another port.",
     ),
     Twin(
+        "goes on alone, in a world of one that its environment describes",
+        """
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+
+
+def main(worker):
+    total = torch.tensor([worker.rank + 1.0])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    alone = torch.tensor([worker.rank + 1.0])
+    dist.all_reduce(alone)
+    return total.item(), alone.item(), dist.get_world_size()
+""",
+        scripts=("spawn",),
+    ),
+    Twin(
         "starts processes that form a world of their own",
         """
 import os

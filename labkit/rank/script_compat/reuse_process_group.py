@@ -41,9 +41,16 @@ class _Within:
     """Whether ranks may compute on GPUs."""
     has_limit: bool = False
     """Whether the launch says how long a collective may take."""
+    environment: list[str | None] = field(default_factory=lambda: _meeting_place())
+    """Where and as what the rank joins a group, as the launch has it."""
     pid: int = field(default_factory=os.getpid)
     asked: Counter[str] = field(default_factory=Counter)
     """How often its function has called `init_process_group`, by the address that it gave."""
+
+
+def _meeting_place() -> list[str | None]:
+    """Return what `env://` reads: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization."""
+    return [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
 
 
 _within: _Within | None = None
@@ -89,8 +96,8 @@ def _put_in_place() -> None:
 def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     """Find the group in which this rank is already, at the first call, whatever address or store it was to meet at.
 
-    A script that has destroyed it gets another through the job's store. Raises ValueError if it asks for another group
-    than there is.
+    A script that has destroyed it gets another through the job's store; or PyTorch's own, if it has changed what its
+    environment says. Raises ValueError if it asks for another group than there is.
     """
     within = _within
     if within is None or within.pid != os.getpid():
@@ -104,6 +111,8 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     is_first = not within.asked
     within.asked[at := url._replace(query="").geturl()] += 1
     if not dist.is_initialized():
+        if url.scheme == "env" and within.environment != _meeting_place():
+            return _init_process_group(*args, **options)
         if asked.get("store") is None:
             # Under the address as a key: ranks that form several groups have chosen one for each.
             asked["store"] = dist.PrefixStore(f"group/{at}/{within.asked[at]}", within.store)
