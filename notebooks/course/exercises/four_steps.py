@@ -18,16 +18,13 @@ EXERCISE = Exercise(
     lesson="02",
     title="DataParallel by hand",
     statement="""
-    `four_steps` computes `network(inputs)` on several `devices`. *Scatter* and *apply* are written:
-    `functional_call(twin, own, (piece,))` calls a module with the tensors in the dictionary `own` in place of its own.
-
-    Write *replicate*: append to `copies` a dictionary for each other piece. Its tensors are made inside the autograd
-    graph, `tensor.to(device, copy=True)`, so that `backward` adds everybody's gradients up in `network`. And *gather*:
-    return the outputs in one tensor on the first device.
+    `four_steps` computes `network(inputs)` on several `devices`. *Replicate* and *apply* are written. Write *scatter*:
+    `pieces` is a list of pieces of the rows, at most one for each device, and each on its device. And *gather*: return
+    all outputs, in the order of the rows, in one tensor on the first device.
     """,
     hints=(
-        "`tensors.items()` has what a copy needs; `devices[1 : len(pieces)]` are the others' devices.",
-        "Do not detach the copies: the gradient goes back through `.to(…)` to the original.",
+        "`inputs.chunk(n)` cuts the rows into at most n pieces.",
+        "`zip` of the pieces and the devices ends with the shorter of them; each piece goes `.to` its device.",
         "`torch.cat` joins the outputs, once each of them is `.to(devices[0])`.",
     ),
     why="A copy made inside the graph is one more use of the original's weights, so autograd itself adds the "
@@ -43,16 +40,17 @@ EXERCISE = Exercise(
     cases=({"rows": 6, "count": 2}, {"rows": 7, "count": 3}, {"rows": 1, "count": 2}),
     given={
         "body": """
-        rows = inputs.chunk(len(devices))  # scatter
-        pieces = [(part.to(device),) for part, device in zip(rows, devices, strict=False)]
-        twins = [copy.deepcopy(network) for _ in pieces]  # modules; their tensors are in `copies`
-        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-        copies = [tensors]  # replicate: a dictionary for each piece
+        pieces = [inputs]  # scatter: a piece for each device, on that device
         ...
 
+        twins = [copy.deepcopy(network) for _ in pieces]  # replicate: modules, and tensors for them
+        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+        copies = [tensors]  # the first device uses the original's
+        for device in devices[1 : len(pieces)]:
+            copies.append({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
         with ThreadPoolExecutor(len(pieces)) as threads:  # apply
             outputs = list(threads.map(functional_call, twins, copies, pieces))
-        return outputs[0]  # gather: not only the first
+        return outputs[0]  # gather: all of them
         """
     },
 )
@@ -123,7 +121,9 @@ def trial(t: Trial, rows: int, count: int) -> None:
     meeting = Meeting(len(pieces))
     network, plain = Network(meeting), Network(None)
     outputs = t.call(network, inputs, [torch.device("cpu")] * count)
-    t.require(not meeting.missed, "the pieces are computed one after another, not in a thread each")
+    t.require(
+        not meeting.missed, f"the pieces are computed one after another, or are not {len(pieces)}: each needs a thread"
+    )
     t.require(not network.calls, "`network` itself was called: every device needs a copy of the modules")
     expected = plain(inputs)
     swapped = torch.cat([plain(piece) for piece in reversed(pieces)])

@@ -45,3 +45,17 @@ WRONG.slip(
     "`network.sums[0]` is 0",
     ("copies = [tensors]", "copies = [{name: tensor.clone() for name, tensor in tensors.items()}]"),
 )
+
+# Pieces of so many rows, not so many pieces.
+WRONG.slip(
+    "pieces_of_n_rows",
+    "`outputs` has shape (4, 2), expected (6, 2)",
+    ("inputs.chunk(len(devices))", "inputs.split(len(devices))"),
+)
+
+# Every device computes all rows.
+WRONG.slip(
+    "scatters_nothing",
+    "`outputs` has shape (12, 2), expected (6, 2)",
+    ("inputs.chunk(len(devices))", "[inputs] * len(devices)"),
+)
