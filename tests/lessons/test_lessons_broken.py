@@ -58,8 +58,8 @@ BROKEN = {
         {"steps": 8},
     ),
     "02_data_parallel: whole batches": (
-        "slice(worker.rank, None, worker.world_size)",
-        "slice(worker.rank, None, 1)",
+        "each.chunk(worker.world_size)[worker.rank]",
+        "each.chunk(worker.world_size)[0]",
         "DDP's ranks, taken together, draw it too",
         {"steps": 8},
     ),
@@ -209,8 +209,8 @@ BROKEN = {
         "dealt out, the ranks wait less",
     ),
     "13_when_ranks_differ": (
-        "together([loss_of(worker, step) for step in range(steps)], 0.9)",
-        "together([loss_of(worker, step) for step in range(steps)], 0.5)",
+        "together(train(), 0.9)",
+        "together(train(), 0.5)",
         "all stop together",
     ),
     "10_who_is_late": (

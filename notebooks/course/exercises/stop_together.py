@@ -12,10 +12,10 @@ EXERCISE = Exercise(
     lesson="13",
     title="A hang to mend: one rank stops early",
     statement="""
-    This loop trains until the loss is below a limit: each rank looks at its own loss, and leaves when
-    that is low enough. The others wait for it in the next step. Mend it: all ranks stop after the first
-    step in which the *mean* of their losses is below the limit, or at the end; all have equally many
-    losses. Return how many steps were done. One all-reduce a step is enough.
+    This loop trains until the loss is below a limit: `losses` is a generator that takes a training step for each loss
+    that it yields. Each rank looks at its own, and leaves when that is low enough. The others wait for it in the next
+    step. Mend it: all ranks stop after the first step in which the *mean* of their losses is below the limit, or at
+    the end; all have equally many losses. Return how many steps were done. One all-reduce a step is enough.
     """,
     hints=(
         "A decision that all ranks must take alike has to be made from numbers that all ranks have alike.",
@@ -46,7 +46,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def stop_together(losses, limit):
-    """Return the number of steps done, the same on every rank; `losses` are this rank's, one (float) a step."""
+    """Return the number of steps done, the same on every rank; `losses` yields this rank's, a float a step."""
     steps = 0
     for loss in losses:
         total = torch.tensor(loss)
@@ -64,7 +64,8 @@ def trial(t: Trial, losses: tuple[tuple[float, ...], ...], limit: float) -> None
     means = [sum(step) / t.world_size for step in zip(*here, strict=True)]
     below = [mean < limit for mean in means]
     expected = below.index(True) + 1 if any(below) else len(means)
-    steps = t.call(list(here[t.rank]), limit)
+    own = iter(here[t.rank])
+    steps = t.call((loss for loss in own), limit)
     t.require(type(steps) is int, f"returned {steps!r}, expected the number of steps, an int")
     said = ", ".join(f"{mean:.3g}" for mean in means)
     t.require(
@@ -72,3 +73,5 @@ def trial(t: Trial, losses: tuple[tuple[float, ...], ...], limit: float) -> None
     )
     calls = t.traffic.count("all_reduce")
     t.require(calls <= steps, f"called all_reduce {calls} times in {steps} steps, expected one a step")
+    taken = len(means) - len(list(own))
+    t.require(taken == steps, f"took {taken} losses, and so as many training steps, but returned {steps}")

@@ -18,7 +18,7 @@ WRONG.slip(
 @WRONG("did 5 steps, expected 4")
 def compares_the_sum(losses, limit):
     """No division."""
-    return stop_together([loss * dist.get_world_size() for loss in losses], limit)
+    return stop_together((loss * dist.get_world_size() for loss in losses), limit)
 
 
 @WRONG("did 5 steps, expected 4")
@@ -39,3 +39,15 @@ WRONG.slip(
     "called all_reduce 8 times in 4 steps, expected one a step",
     ("dist.all_reduce(total)", "dist.all_reduce(total.clone()), dist.all_reduce(total)"),
 )
+
+
+@WRONG("has no len()")
+def asks_for_the_length(losses, limit):
+    """A generator has none."""
+    return stop_together([losses[step] for step in range(len(losses))], limit)
+
+
+@WRONG("took 5 losses, and so as many training steps, but returned 4")
+def trains_to_the_end(losses, limit):
+    """All steps, and then the decision."""
+    return stop_together(list(losses), limit)
