@@ -16,7 +16,7 @@ EXERCISE = Exercise(
     lesson="05",
     title="Forward and backward over two stages",
     statement="""
-    A network is cut in two: one rank has the first `stage` and the `inputs`, the other the second `stage` and the
+    A network is cut in two: one rank has the first part as `model` and the `inputs`, the other the second part and the
     `targets` (what a rank does not have is None). `peer` is the other's rank. Do one forward and one backward pass with
     `send` and `recv`: afterwards every parameter of both stages has its gradient. The second stage returns the loss,
     `loss_fn(outputs, targets)`, as a float, the first None.
@@ -37,10 +37,10 @@ EXERCISE = Exercise(
 
 
 @EXERCISE.reference
-def two_stages(stage, inputs, targets, hidden_shape, peer, loss_fn):
+def two_stages(model, inputs, targets, hidden_shape, peer, loss_fn):
     """Do one step with the rank `peer`; return the loss where `targets` are, None where `inputs` are."""
     if targets is None:
-        hidden = stage(inputs)
+        hidden = model(inputs)
         dist.send(hidden.detach(), peer)
         gradient = torch.empty_like(hidden)
         dist.recv(gradient, peer)
@@ -49,7 +49,7 @@ def two_stages(stage, inputs, targets, hidden_shape, peer, loss_fn):
     hidden = torch.empty(hidden_shape, device=targets.device)
     dist.recv(hidden, peer)
     hidden.requires_grad_()
-    loss = loss_fn(stage(hidden), targets)
+    loss = loss_fn(model(hidden), targets)
     loss.backward()
     dist.send(hidden.grad, peer)
     return loss.item()
@@ -68,7 +68,7 @@ def trial(t: Trial, batch: int, width: int) -> None:
     given = (inputs, None) if t.rank == 0 else (None, targets)
     found = t.call(stage, *given, (batch, width), 1 - t.rank, mse_loss)
     for (name, parameter), true in zip(stage.named_parameters(), whole[t.rank].parameters(), strict=True):
-        what = f"stage.{name}.grad"
+        what = f"model.{name}.grad"
         t.require(parameter.grad is not None, f"`{what}` is None: backward has not come to this stage")
         assert true.grad is not None
         t.equal(what, parameter.grad, true.grad)

@@ -8,7 +8,7 @@ WRONG = WrongAnswers(EXERCISE)
 # The first stage never learns.
 WRONG.slip(
     "no_backward_on_rank_0",
-    "`stage.0.weight.grad` is None: backward has not come to this stage",
+    "`model.0.weight.grad` is None: backward has not come to this stage",
     ("hidden.backward(gradient)", "pass"),
 )
 
@@ -18,7 +18,7 @@ WRONG.slip("no_gradient_for_what_came", "raised", ("hidden.requires_grad_()", "p
 # As if the loss were the sum of what was sent.
 WRONG.slip(
     "sends_ones_back",
-    "`stage.0.weight.grad[0, 0]` is",
+    "`model.0.weight.grad[0, 0]` is",
     ("dist.send(hidden.grad, peer)", "dist.send(torch.ones(hidden_shape), peer)"),
 )
 
