@@ -187,7 +187,8 @@ class _Known:
     def _in_call(self, rank: int, call: Call, limit: float | None) -> Wait:
         """Return a call of a group with the members that did not come to it, or only after its time limit."""
         group = self.groups[call.group]
-        absent, late = [], {}
+        absent: list[int] = []
+        late: dict[int, float] = {}
         for member in group.ranks:
             if member == rank:
                 continue

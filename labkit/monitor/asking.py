@@ -209,11 +209,11 @@ class Asking(RunObserver):
 
     def _calls(self, places: Stacks) -> list[RankCalls]:
         return [
-            RankCalls(at.rank, self._last_said(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
+            RankCalls(at.rank, self.last_said(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
             for at in places
         ]
 
-    def _last_said(self, rank: int) -> Collectives | None:
+    def last_said(self, rank: int) -> Collectives | None:
         """Return a rank's newest answer about its calls; if it has left its group, the one that it sent then."""
         said = self._said.get(rank)
         if said is not None and not said.is_last and rank in self._stale:
@@ -242,7 +242,7 @@ class Asking(RunObserver):
             else:
                 frames = deep or parse(self._texts.get(rank, ""))
                 note = "is still starting" if state in ("queued", "starting") else "did not answer"
-            said, cells, device = self._last_said(rank), self.run.cells, devices[rank]
+            said, cells, device = self.last_said(rank), self.run.cells, devices[rank]
             in_call = said is not None and any(not Call(*call).done for call in said.calls)
             in_thread = RankStack(rank, other, cells, "", None, device, in_call) if other and frames else None
             found.append(RankStack(rank, frames, cells, note, in_thread, device, in_call))
@@ -280,7 +280,7 @@ class Asking(RunObserver):
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return a better explanation of a failure: collectives that do not match, or one that was missed."""
-        calls = [RankCalls(r.rank, self._last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        calls = [RankCalls(r.rank, self.last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
         return mismatch.explain(culprit, cause, ranks, calls)
 
     # Asking though you have not
@@ -293,8 +293,8 @@ class Asking(RunObserver):
         long.
         """
         run, self._silent_s = self.run, silent_s
-        if "failed" in run.states and not self._has_failed:
-            self._has_failed, self._looking = True, self._after_failure()
+        if (has_failed := "failed" in run.states) != self._has_failed:  # or all have been started again since
+            self._has_failed, self._looking = has_failed, self._after_failure() if has_failed else self._watch()
         if silent_s < FIRST_STEP_S or run.recorded.names:
             self._no_first_step = ""
         next(self._looking, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import pickle
 import time
 
 import pytest
@@ -14,7 +15,6 @@ from torch.distributed import distributed_c10d
 import labkit
 from labkit.failures.missed import Call, RankCalls, content, differing, find
 from labkit.launchers.run_folder import Stream, Streams
-from labkit.monitor.asking import Asking
 from labkit.protocol.events import Attached
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
@@ -345,9 +345,7 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     ReportCollectives().receive("details", channel)
     event, *_ = Streams(tmp_path, 1).read()
     assert isinstance(event, Attached)
-    heard = Asking()
-    heard.take(event)
-    assert heard._said == {1: said}
+    assert Collectives(*pickle.loads(event.blob)) == said
 
 
 # With real ranks

@@ -79,6 +79,11 @@ SCENARIOS = {
     "SIGKILL, whose victim reports later": ([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL)], 1, r"\(SIGKILL\)"),
     # Death is seen later than it happens, so the victim may well report first.
     "SIGKILL, whose victim reports earlier": ([lost(0, 0.2), died(1, 1.0, -signal.SIGKILL)], 1, r"\(SIGKILL\)"),
+    "SIGKILL, while others may have run out of memory": (
+        [lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, out_of_memory="perhaps")],
+        1,
+        r"was killed \(SIGKILL\), perhaps because the system was out of memory",
+    ),
     "SIGSEGV": ([died(0, 1.0, -signal.SIGSEGV), lost(1, 1.0), lost(2, 0.9)], 0, r"\(SIGSEGV\)"),
     "SIGABRT": ([lost(0, 1.1), died(1, 1.0, -signal.SIGABRT), ended(2)], 1, r"\(SIGABRT\)"),
     "os._exit(0)": ([lost(0, 1.1), died(1, 1.0, 0)], 1, r"\(exit code 0\)"),
@@ -155,19 +160,28 @@ def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, s
     assert len(diagnosis.others) == len(ranks) - 1
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (-signal.SIGKILL, ["ended with SIGKILL", "memory runs out", "smaller batch"]),
-        (-signal.SIGSEGV, ["ended with SIGSEGV", "native code"]),
-        (-signal.SIGABRT, ["ended with SIGABRT", "abort"]),
-        (0, ["ended with exit code 0", "os._exit()"]),
-        (3, ["ended with exit code 3", "os._exit()"]),
-    ],
-)
-def test_without_a_traceback_the_cause_says_what_is_known(code, said):
-    cause = diagnose([lost(0, 1.1), died(1, 1.0, code, output_end="loading\nheap corrupted\n")]).cause
+LAST = {"output_end": "loading\nheap corrupted\n"}
+WITHOUT_A_TRACEBACK = {
+    "SIGKILL": (-signal.SIGKILL, LAST, ["ended with SIGKILL", "memory runs out", "smaller batch", "dmesg"]),
+    "SIGKILL, and its peak was seen": (-signal.SIGKILL, {**LAST, "peak_bytes": 2**29}, ["peak at 0.50 GiB", "dmesg"]),
+    "SIGKILL, while others may have run out of memory": (
+        -signal.SIGKILL,
+        {**LAST, "out_of_memory": "perhaps"},
+        ["they may have been others: dmesg names them"],
+    ),
+    "SIGSEGV": (-signal.SIGSEGV, LAST, ["ended with SIGSEGV", "native code"]),
+    "SIGABRT": (-signal.SIGABRT, LAST, ["ended with SIGABRT", "abort"]),
+    "SIGBUS": (-signal.SIGBUS, LAST, ["most often /dev/shm is full"]),
+    "os._exit(0)": (0, LAST, ["ended with exit code 0", "os._exit()"]),
+    "os._exit(3)": (3, LAST, ["ended with exit code 3", "os._exit()"]),
+}
+
+
+@pytest.mark.parametrize(("code", "facts", "said"), WITHOUT_A_TRACEBACK.values(), ids=WITHOUT_A_TRACEBACK)
+def test_without_a_traceback_the_cause_says_what_is_known(code, facts, said):
+    cause = diagnose([lost(0, 1.1), died(1, 1.0, code, **facts)]).cause
     assert [words for words in said if words not in cause] == []
+    assert ("peak" in cause) == ("peak_bytes" in facts)
     assert cause.endswith("Its last output:\nloading\nheap corrupted")
 
 
@@ -228,10 +242,19 @@ def test_exit_codes_are_said_in_words(code, words):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"), [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 3], "ranks 0, 1 and 3")]
+    ("ranks", "words"),
+    [
+        ([1], "rank 1"),
+        ([0, 2], "ranks 0 and 2"),
+        ([0, 1, 3], "ranks 0, 1 and 3"),
+        (range(16), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 15"),
+        (range(20), "20 ranks (0–19)"),
+        ([*range(1023), 1025], "1,024 ranks (0–1022, 1025)"),
+        (range(0, 40, 2), "20 ranks (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, …)"),
+    ],
 )
-def test_several_ranks_are_said_as_a_list(ranks, words):
-    assert rank_list(ranks) == words
+def test_several_ranks_are_said_as_a_list_and_many_in_spans(ranks, words):
+    assert rank_list(list(ranks)) == words
 
 
 # Where ranks stood
@@ -339,27 +362,6 @@ def test_pythons_own_errors_of_a_connection_concern_another_one_and_are_no_conse
 
 def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
     assert diagnose([raised(0, 1.0), lost(1, 0.9, "RuntimeError: BrokenPipeError: Broken pipe")]).rank == 0
-
-
-# Memory and native code
-
-
-def test_a_rank_killed_while_others_may_have_run_out_of_memory_is_said_to_have_perhaps():
-    diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, out_of_memory="perhaps")])
-    assert diagnosis.headline == "rank 1 was killed (SIGKILL), perhaps because the system was out of memory"
-    assert "they may have been others: dmesg names them" in diagnosis.cause
-    assert diagnosis.page == "out_of_memory"
-
-
-def test_a_rank_killed_otherwise_is_not_said_to_have_run_out_of_memory():
-    diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, peak_bytes=2**29)])
-    assert "(SIGKILL)" in diagnosis.headline
-    assert "peak at 0.50 GiB" in diagnosis.cause
-    assert "dmesg" in diagnosis.cause
-
-
-def test_a_peak_that_was_not_seen_is_not_mentioned():
-    assert "peak" not in diagnose([died(0, 1.0, -signal.SIGKILL)]).cause
 
 
 def test_of_a_crash_in_native_code_the_readers_line_is_shown():

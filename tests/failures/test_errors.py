@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import pickle
 import re
 import signal
 from pathlib import Path
@@ -21,10 +22,11 @@ from labkit.launchers.run_folder import RunFolder
 from labkit.launchers.slurm import SlurmJob
 from labkit.monitor.asking import Asking
 from labkit.monitor.state import RunState
-from labkit.protocol.events import Failure
+from labkit.protocol.events import Attached, Failure
 from labkit.protocol.pages import FOLDER, explain, help_hint
 from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
+from labkit.rank.report_collectives import KIND
 from labkit.run import Run
 from labkit.session.turns import Turns
 from tests.failures import messages
@@ -73,7 +75,7 @@ def different_collectives(_):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
         library = torch.distributed.distributed_c10d.__file__
         stack = RankStack(rank, [Frame(library, 1, "all_reduce"), Frame("failures.py", line, "work")], {})
-        said._said[rank] = Collectives(rank, calls, (WORLD,))
+        said.take(Attached(rank, KIND, pickle.dumps(tuple(Collectives(rank, calls, (WORLD,))))))
         return raised(rank, 1 + rank, summary, stack=stack)
 
     ranks = [stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)]

@@ -303,12 +303,6 @@ def test_a_message_that_tells_its_cause_has_it_below_the_traceback(error, cause)
     assert (cause in said) if cause else not said
 
 
-def test_a_bus_error_of_the_rank_itself_names_what_it_most_often_is():
-    diagnosis = diagnose([died(1, 1.0, -signal.SIGBUS)])
-    assert diagnosis.page == "rank_died"
-    assert "most often /dev/shm is full" in diagnosis.cause
-
-
 # What must not be recognised
 
 
@@ -323,6 +317,7 @@ PRINTED += "".join(WATCHDOGS.values()) + "\n".join(ASSERTIONS)
         (a_failure("ValueError: bad batch", output_end=PRINTED), "rank_failed"),
         (died(1, 1.0, -signal.SIGKILL, output_end=PRINTED), "rank_died"),
         (died(1, 1.0, -signal.SIGSEGV, output_end=PRINTED), "rank_died"),
+        (died(1, 1.0, -signal.SIGBUS, output_end=PRINTED), "rank_died"),
         (died(1, 1.0, 3, output_end=PRINTED), "rank_died"),
         (died(1, 1.0, -signal.SIGKILL, output_end=PRINTED, out_of_memory="killed"), "out_of_memory"),
         (died(1, 1.0, -signal.SIGABRT, output_end="".join(f"saw: {error}\n" for error in ALL)), "rank_died"),

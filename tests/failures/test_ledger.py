@@ -494,10 +494,10 @@ def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(
         asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
     asking.take(says(later))
     asking.ask()
-    assert asking._last_said(1) == as_it_failed
+    assert asking.last_said(1) == as_it_failed
     asking.take(Started(1, "cpu", ""))  # once more, in another attempt
     asking.take(says(later))
-    assert asking._last_said(1) == later
+    assert asking.last_said(1) == later
 
 
 def test_what_a_rank_said_as_it_returned_stands_though_its_process_has_left_the_group():
@@ -505,7 +505,7 @@ def test_what_a_rank_said_as_it_returned_stands_though_its_process_has_left_the_
     asking.run.states[1], asking.run.returned[1] = "finished", True
     for said_then in (Collectives(1, (call(1),), (WORLD,)), as_it_returned, Collectives(1, unknown=NO_GROUP)):
         asking.take(says(said_then))
-    assert asking._last_said(1) == as_it_returned
+    assert asking.last_said(1) == as_it_returned
 
 
 def asked_of(count):
@@ -528,9 +528,9 @@ def test_an_answer_that_is_on_its_way_when_the_ranks_are_asked_once_more_counts_
     asking, said_then = asked_of(1), Collectives(0, (call(2),), (WORLD,))
     asking.take(says(said_then))
     asking.ask()
-    assert asking._last_said(0) is None, "it may be old"
+    assert asking.last_said(0) is None, "it may be old"
     asking.take(Answered(0))
-    assert asking._last_said(0) == said_then
+    assert asking.last_said(0) == said_then
 
 
 def test_a_rank_that_returns_once_it_was_asked_is_not_waited_for():

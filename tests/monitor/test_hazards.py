@@ -26,6 +26,7 @@ import labkit
 from labkit import run as monitor_run
 from labkit.debugger import Debugger
 from labkit.launcher import show_run
+from labkit.launchers import job_events
 from labkit.monitor import active_runs as going
 from labkit.monitor import asking as question
 from labkit.monitor import record
@@ -383,6 +384,12 @@ def test_ranks_that_go_on_after_a_failure_are_asked_once_where_they_stand(grace_
     wait_until(lambda: run.states == ["failed", "running"])
     time.sleep(0.4)
     assert engine.calls.count("ask_for_stacks") == 1
+    if grace_s == float("inf"):  # as of a job that is put back into the queue
+        for event in (job_events.Restarted(-1, 1), events.Started(0), events.Started(1)):
+            engine.arrived.put(event)
+        wait_until(lambda: run.states == ["running", "running"])
+        engine.arrived.put(failures[0])
+        wait_until(lambda: engine.calls.count("ask_for_stacks") == 2)
     run.stop(0)
 
 

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from labkit.failures.grouping import rank_list
 from labkit.failures.stacks import RankStack, Stacks
 from labkit.monitor.history import BUCKETS, FEW, History
 from labkit.protocol.events import Exit, Failure, Output, Started
@@ -103,19 +102,6 @@ def test_the_view_and_the_summary_have_the_first_ranks_and_those_that_failed():
     assert f"output of {RANKS - FEW - 1} more ranks: run.output" in page
     assert [rank for rank, _ in shown["output"]] == [*range(FEW)]
     assert "this is rank 15" in shown["output"][15][1]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (range(16), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 15"),
-        (range(20), "20 ranks (0–19)"),
-        ([*range(1023), 1025], "1,024 ranks (0–1022, 1025)"),
-        (range(0, 40, 2), "20 ranks (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, …)"),
-    ],
-)
-def test_many_ranks_are_said_in_spans(ranks, words):
-    assert rank_list(list(ranks)) == words
 
 
 def test_stacks_of_many_are_shown_together():

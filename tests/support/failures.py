@@ -194,7 +194,7 @@ def work(worker, row, rank, bomb=None):
     total = torch.ones(1)
     for step in range(100):
         if step == 5 and worker.rank == rank and ROWS[row].fails is not None:
-            time.sleep(0.01)  # a log call that follows another at once waits to be sent with those to come
+            time.sleep(0.2)  # a log call that follows another within 0.1 s waits to be sent with those to come
             worker.log(failed_s=time.time())
             return ROWS[row].fails(worker)
         if step == 5 and worker.rank != rank and ROWS[row].others is not None:
