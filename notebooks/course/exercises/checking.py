@@ -26,6 +26,9 @@ TIMEOUT_S = 4.0
 COMPUTING = "of computing"
 """In what is told by the processor's clock, which a busy machine does not hurry."""
 
+DOUBT = "; but the ranks waited for a core most of that time: when other programs leave them one, check again"
+"""What is said besides where the clock speaks against an answer, and the machine was too busy to be sure."""
+
 STARVED = 0.5
 """Of the patience: a rank that could not run for so long makes others believe that they wait in vain."""
 
@@ -156,13 +159,14 @@ def _try_on(exercise: Exercise, function: Callable[..., Any], world_size: int, p
         is_starved = starved_s > STARVED * patience and _is_by_the_clock(run)
         if not (is_starved or _is_unexplained(run)):
             break
+    doubt = DOUBT if is_starved else ""
     if run.status == "stopped":
         return _Attempt(UNSOLVED, "interrupted: nothing is known of this answer", 0, [], run.output)
     if message := _what_was_wrong(exercise, function, run):
         found = [each.finding.case for each in run.results if isinstance(each, Report) and each.finding]
         all_reported = all(isinstance(each, Report) for each in run.results)
         cases = min(found) if found and all_reported else 0
-        return _Attempt(WRONG, f"{_count(world_size)}, {message}", cases, [], run.output)
+        return _Attempt(WRONG, f"{_count(world_size)}, {message}{doubt}", cases, [], run.output)
     return _Attempt(PASSED, "", len(exercise.cases), run.results, run.output)
 
 
@@ -237,10 +241,16 @@ def _what_was_wrong(exercise: Exercise, function: Callable[..., Any], run: Run) 
 
 
 def _is_unexplained(run: Run) -> bool:
-    """Whether ranks only lost each other: on a busy machine one may have waited in vain for another to be scheduled."""
+    """Whether ranks only lost each other, or waited for ranks of which nothing is known.
+
+    On a busy machine one may have waited in vain for another to be scheduled.
+    """
     reported = [failure.summary for failure in run.failures if failure]
     found = any(isinstance(report, Report) and report.finding for report in run.results)
-    return bool(reported) and not found and all(any(word in text for word in LOST) for text in reported)
+    lost = [text for text in reported if any(word in text for word in LOST)]
+    stuck = [text for text in reported if "Hang: " in text]
+    is_known = len(stuck) + sum(run.returned) == run.world_size
+    return bool(reported) and not found and len(lost) + len(stuck) == len(reported) and not is_known
 
 
 def _is_by_the_clock(run: Run) -> bool:

@@ -289,14 +289,17 @@ def bounded_output() -> Iterator[None]:
 
 
 def waited_for_core_s(process: int | str = "thread-self") -> float:
-    """Return for how many seconds a process's main thread has been ready to run while others had the cores.
+    """Return for how many seconds a thread, or a process's threads together, could have run while others had the cores.
 
-    0 where the system does not say: it is Linux that does (Documentation/scheduler/sched-stats.rst).
+    gloo's messages are moved by threads of their own. 0 where the system does not say: it is Linux that does
+    (Documentation/scheduler/sched-stats.rst).
     """
-    try:
-        return int(Path(f"/proc/{process}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    threads = Path(f"/proc/{process}").glob("schedstat" if process == "thread-self" else "task/*/schedstat")
+    waited_s = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a thread has ended meanwhile
+        for thread in threads:
+            waited_s += int(thread.read_text(encoding="utf-8").split()[1]) / 1e9
+    return waited_s
 
 
 @contextlib.contextmanager
