@@ -249,6 +249,7 @@ UNREACHED = {
     "engines.spawn: _serve: _work.get": "likewise",
     "run: Run._stop_or_end: self.engine.kill": "see test_the_second_interrupt",
     "rank.main: do_jobs: channel.send": "a GPU that is broken; see tests/rank/test_device.py",
+    "rank.main: set_up: pickle.loads": "no settings are sent here",
     "rank.main: end_children: os.kill": "a fork server, which a rank of this Python has not",
     "rank.process_group: join: store.wait": "no group is joined here",
     "rank.process_group: when_left.<locals>.wait_and_do: before.join": "likewise",
