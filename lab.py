@@ -49,7 +49,7 @@ COMPILES_ALL = ("-m", "compileall", "-qq", "-j", "0", str(VENV / "lib"))
 COMPILES_WHAT_LESSONS_IMPORT = (
     "-c",
     "import jupyterlab.labapp, labkit.ui.charts, papermill, torchvision, labkit.rank.first_step; "
-    "labkit.rank.first_step.get_warm()",
+    "labkit.rank.first_step.warm_up()",
 )
 """Otherwise each of several ranks that start together would compile them."""
 

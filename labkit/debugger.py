@@ -1,4 +1,4 @@
-"""Beside a run: asks whoever waits for it for the lines that a rank's debugger reads (`labkit.rank.debugging`)."""
+"""Beside a run: asks the thread that waits for it for the lines of a rank's debugger (`labkit.rank.debugging`)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def launch(
         cells=kernel.cells(function.head),  # and not what other cells have: a key, say
         argv=kernel.command_line(name_of(fn)),
         device=device,
-        spared_gpus=placement.spared,
+        unused_gpus=placement.unused,
         path=tuple(modules.search_path()),
         is_here=is_here,
         settings=pickle.dumps(settings.of_this_process()),

@@ -45,7 +45,7 @@ class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - what Python calls it
     def __init__(self, run: Run) -> None:
         self.run, self.where = run, run.where_interrupted
         runs.keep(run)
-        how = "stopped" if run.over.is_set() else "told to end, and has not been seen to"
+        how = "stopped" if run.over.is_set() else "told to stop, but has not been seen to stop"
         said = f"run {run.name!r} was interrupted and {how}"
         kept = "What was logged, printed and returned is kept in labkit.runs[-1]"
         super().__init__("\n\n".join(filter(None, (said, self.where, kept))))
@@ -141,7 +141,9 @@ class Run(RunRecord):
                 self.interrupts += 1
                 told, is_late = max(told, int(self._state.stop_asked)) + 1, False
             if told > 2 or (is_late and told == 2):
-                logger.warning("run %r was told to end, and has not been seen to; run.stop() waits for it", self.name)
+                logger.warning(
+                    "run %r was told to stop, but has not been seen to stop; run.stop() waits for it", self.name
+                )
                 raise RunInterrupted(self)
             if is_late:
                 raise TimeoutError(f"{self._still_going(timeout_s if not told else None)}\n{help_hint('still_going')}")
@@ -190,7 +192,7 @@ class Run(RunRecord):
         Stopping one that is over does nothing.
 
         Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
-        reached, say. The run is followed on.
+        reached, say. labkit keeps following the run.
         """
         self._until_over(told=1, grace_s=grace_s)
         return self
@@ -235,7 +237,7 @@ class Run(RunRecord):
 
     @property
     def is_followed(self) -> bool:
-        """Whether the ranks have been started, and are minded."""
+        """Whether the ranks have been started and are followed."""
         return self._follower.has_begun
 
     def start(self, job: Job) -> None:

@@ -231,7 +231,7 @@ class Comparison:
         10th and 90th percentile; `speed-up` over the first run, unless there are `doubts`; `computed ms`, the
         processor's time of a rank per step; `GFLOP` of a rank and step; `sent MiB` per rank and step, as textbooks have
         each call; `parameters MiB` and the like, the most of each kind on the rank that has most; `difference`, the
-        greatest of any weight to the first run's, as a part of that weight's size; `weights`, the same in words.
+        greatest of any weight to the first run's, as a part of that weight's size; `weights`, the same as text.
         """
         import pandas as pd
 

@@ -68,7 +68,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def columns(first: Sequence[Tensors], ranks: Sequence[Tensors], buffers: Iterable[str] = ()) -> dict[str, Any]:
     """Return what a comparison says of the tensors that a run's ranks have returned, beside those of the first run.
 
-    `difference`, the greatest of a weight; `buffers off by`, of a buffer, if there are any; `weights`, both in words.
+    `difference`, the greatest of a weight; `buffers off by`, of a buffer, if there are any; `weights`, both as text.
     `buffers` has the last parts of buffers' names.
     """
     kinds = {*BUFFERS, *buffers}

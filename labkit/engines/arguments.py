@@ -1,6 +1,6 @@
 """The arguments of `labkit.launch` and its like, checked before any process exists.
 
-What is wrong is refused in words: what was found, what was expected, and the page that says what to do.
+What is wrong is refused with a message: what was found, what was expected, and the page that says what to do.
 """
 
 from __future__ import annotations

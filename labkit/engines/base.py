@@ -28,9 +28,7 @@ class Target:
     def first(self, world_size: int) -> Target:
         """Return the first ranks, to launch on them only. Raises ValueError if there are not as many."""
         if world_size != self.world_size:
-            raise ValueError(
-                f"{self!r} has {self.world_size} ranks, but world_size={world_size!r}; leave world_size away"
-            )
+            raise ValueError(f"{self!r} has {self.world_size} ranks, but world_size={world_size!r}; omit world_size")
         return self
 
 

@@ -14,7 +14,7 @@ from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.packed import Memory, new_memory
-from labkit.rank.channels import Garbled
+from labkit.rank.channels import CorruptMessage
 from labkit.system import host
 
 LOOK_EVERY_S = 1.0
@@ -110,7 +110,7 @@ class Listener:
             self._read_output(is_last=False)
         for event in found:
             if getattr(event, "rank", None) not in (self._rank, -1):
-                raise Garbled(f"{event!r:.200} is no event of rank {self._rank}")
+                raise CorruptMessage(f"{event!r:.200} is no event of rank {self._rank}")
             if isinstance(event, events.Exit):
                 self.last = event
                 return
@@ -155,7 +155,7 @@ class Listener:
                 f"The notebook's process has not enough memory for what rank {self._rank} sent. Return less, or save "
                 "it to a file there and return the path."
             )
-        if isinstance(error, Garbled):
+        if isinstance(error, CorruptMessage):
             return (
                 f"{error}; two processes wrote into its channel at once?",
                 f"What came from rank {self._rank} is no event.",

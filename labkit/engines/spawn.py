@@ -20,7 +20,7 @@ import psutil
 
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import descendants
-from labkit.rank.channels import EachItsOwn, EventQueue, Garbled, RankPipes, send
+from labkit.rank.channels import CorruptMessage, EachItsOwn, EventQueue, RankPipes, send
 from labkit.system import host
 
 EXIT_CODE_S = 1.0
@@ -28,7 +28,7 @@ EXIT_CODE_S = 1.0
 
 GONE_S = 10.0
 """How long a process that was killed may take to be gone. A GPU's driver needs seconds; a file system that does not
-answer can hold one for ever, and nobody is to wait for that."""
+answer can hold one indefinitely, and nobody is to wait for that."""
 
 LOOK_EVERY_S = 0.02
 """Time between two looks whether a process has ended of which its sentinel does not tell."""
@@ -65,7 +65,7 @@ class RankProcess:
         First comes what a process needs to report that it cannot read the job.
         """
         with self._ready_lock:
-            self._is_ready = True  # from now on, what comes is for whoever follows the job
+            self._is_ready = True  # from now on, what comes is for the follower of the job
         with self._inbox_lock:
             send(self._inbox, {"info": tuple(info), "start_s": job.start_s, "memory": memory})
             send(self._inbox, job)
@@ -75,7 +75,7 @@ class RankProcess:
         """Whether the process has imported what a job needs."""
         with self._ready_lock:
             # It has ended, and the next launch replaces it; or it sends what that will say is no event.
-            with contextlib.suppress(EOFError, OSError, Garbled):
+            with contextlib.suppress(EOFError, OSError, CorruptMessage):
                 self._is_ready = self._is_ready or bool(self.queue.receive())
             return self._is_ready
 
@@ -91,7 +91,7 @@ class RankProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
-        # Whoever asks may be another thread than the one that lets go of the process at the end of its run.
+        # The caller may be another thread than the one that lets go of the process at the end of its run.
         with self._close_lock:
             return not self._is_closed and bool(self.process.is_alive())
 
@@ -143,7 +143,7 @@ class RankProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, whoever has its exit code."""
+        """Whether the process is gone, no matter which thread has its exit code."""
         with self._close_lock:
             return self._is_closed or self._has_ended()
 
@@ -154,7 +154,7 @@ class RankProcess:
     def wait_for_exit(self) -> int:
         """Wait until the process has ended and return its exit code; kill one that does not end by itself.
 
-        The system tells the code once, to one thread; whoever asks at that moment too is told that there is none, so
+        The system tells the code once, to one thread; another that asks at that moment is told that there is none, so
         ask again. If the code never comes, other code in this process has taken it, or the system holds the process
         though it was killed: `UNKNOWN` then stands for it.
         """

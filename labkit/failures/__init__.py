@@ -10,7 +10,7 @@
     mismatch       what collectives reveal about a failure
     stacks         a rank's stack, and the user's line in it; outliers among the ranks
     frames         the user's frames of a rank that failed, with their variables
-    exit_codes     exit codes in words
+    exit_codes     exit codes as text
     grouping       one line for all ranks with the same message
     pages          the help pages, one for each kind of message, in Markdown: `labkit.explain("hang")`
 

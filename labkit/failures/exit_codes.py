@@ -1,4 +1,4 @@
-"""Exit codes in words."""
+"""Exit codes as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def in_words(code: int) -> str:
-    """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it".
+    """Return an exit code as text: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it".
 
     Args:
         code: As in `multiprocessing.Process.exitcode`: negative for a signal.

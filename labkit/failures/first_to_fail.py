@@ -126,7 +126,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         lines = [f"rank {culprit.rank} ended with {how} {meanwhile}. {peak}Try a smaller batch or a smaller model."]
     elif culprit.unseen:
         lines = [
-            f"Neither rank {culprit.rank} nor what minds it on its machine has said how it ended. The machine may have "
+            f"Neither rank {culprit.rank} nor its launcher has said how it ended. The machine may have "
             "crashed or lost its connection, or all of the job there was killed."
         ]
     elif how in hints:

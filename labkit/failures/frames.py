@@ -13,7 +13,7 @@ from labkit.protocol.source import line_of, place_of
 from labkit.rank.capture_locals import KIND
 
 Described = Sequence[Sequence[tuple[str, str]]]
-"""Of each frame of a failure, if it is the user's own: name and value in words of its variables."""
+"""Of each frame of a failure, if it is the user's own: names and values of its variables, as text."""
 
 SHOWN = 8
 """Variables shown in an error's message at most; `frames` has all."""
@@ -29,7 +29,7 @@ class FailedFrame(NamedTuple):
     source: str
     """The line itself; "" if it is not known."""
     variables: dict[str, str]
-    """What the local variables were, in words, by name: small values as they are, of a tensor shape, type, device,
+    """What the local variables were, as text, by name: small values as they are, of a tensor shape, type, device,
     least, greatest and mean of what is finite, and how much is not."""
 
     @property

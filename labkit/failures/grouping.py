@@ -1,4 +1,4 @@
-"""Ranks with the same message in one line, and several ranks in words."""
+"""Ranks with the same message in one line, and several ranks as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def alike(each: Iterable[tuple[What, int]]) -> dict[What, list[int]]:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Return several ranks in words: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
+    """Return several ranks as text: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > LISTED:

@@ -272,7 +272,7 @@ def _last_of(rank: RankCalls, group: Group, alone: bool) -> str:
 
 
 def _circle(ranks: list[RankCalls]) -> tuple[str, tuple[int, ...]]:
-    """Return the ranks that wait for each other to send or receive, in a circle: in words, and by number."""
+    """Return the ranks that wait for each other to send or receive, in a circle: as text, and by number."""
     waits_for = {r.rank: r.said.transfer[1] for r in ranks if r.said and r.said.transfer}
     by_rank = {r.rank: r for r in ranks}
     for start in sorted(waits_for):
@@ -316,7 +316,7 @@ def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None
 
 
 def _unknown(ranks: list[RankCalls]) -> str:
-    """Return what could not be known of the ranks' calls, in words."""
+    """Return what could not be known of the ranks' calls, as text."""
     silent = "it did not answer: its process is stopped, or native code holds the GIL"
     ended = ("has", "is still")  # returned, say; or not begun
     told = {r.rank: r.said.unknown for r in ranks if r.said and r.said.unknown != RETURNED}
@@ -326,7 +326,7 @@ def _unknown(ranks: list[RankCalls]) -> str:
 
 
 def content(shapes: tuple[tuple[int, ...], ...], dtype: str) -> str:
-    """Return tensors in words: "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"."""
+    """Return tensors as text: "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"."""
     if not shapes:
         return ""
     size = sum(math.prod(shape) for shape in shapes) * getattr(torch, dtype, torch.uint8).itemsize

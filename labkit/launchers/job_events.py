@@ -1,4 +1,4 @@
-"""What whoever carries the ranks has to say of them: that they wait for machines, begin again, or have been ended."""
+"""What the launcher reports of its ranks: that they wait for machines, begin again, or have been ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Notice(Change):
-    """What whoever carries the ranks has to say of all of them."""
+    """What the launcher reports of all ranks."""
 
     text: str
     """One line; "" once there is no more to say."""
@@ -50,7 +50,7 @@ class StoppedElsewhere(Change):
     """Another notebook, or another `Run` of this one, has had the ranks stopped."""
 
     by: str
-    """Which process, and when, in words."""
+    """Which process, and when, as text."""
 
     def change(self, state: RunState, now_s: float) -> None:
         """Count the run as one that was to stop: what ranks do now is a consequence."""
@@ -69,7 +69,7 @@ class Absent(Change):
 
 @dataclass(frozen=True)
 class JobEnded(Change):
-    """Whoever carries the ranks has ended them, or let them end, for a reason that is no rank's own.
+    """The launcher has ended the ranks, or let them end, for a reason that is no rank's own.
 
     `rank` is the one that it happened to, or -1.
     """

@@ -244,7 +244,7 @@ class FolderJob(RemoteJob):
         self._has_asked = self._has_asked or word in ("stop", "end")
         try:
             self.folder.ask(word)
-        except OSError as error:  # a full disk, say; whoever asked has a deadline, after which the ranks are ended
+        except OSError as error:  # a full disk, say; the caller has a deadline, after which the ranks are ended
             self._news.put(Notice(-1, f"the ranks could not be asked ({word}): {error}"))
 
     def _was_asked_elsewhere(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from labkit.launchers.job_events import Restarted
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank.channels import Garbled, Messages, pack
+from labkit.rank.channels import CorruptMessage, Messages, pack
 from labkit.rank.private_folder import check_mine
 
 BLOCK_BYTES = 1 << 22
@@ -118,7 +118,7 @@ class RunFolder:
         return (self.path / name).read_bytes()
 
     def tail(self, name: str) -> str:
-        """Return the end of what a launcher or its agents have written, in words."""
+        """Return the end of what a launcher or its agents have written."""
         try:
             return (self.path / name).read_text(errors="replace")[-3000:].strip() or "They wrote nothing."
         except FileNotFoundError:
@@ -237,7 +237,7 @@ class Streams:
             read, found = _read(path, self._offsets.get(path, 0), self._messages.setdefault(path, Messages()))
         except OSError:  # gone, or for a while
             return []
-        except Garbled as error:
+        except CorruptMessage as error:
             self._damaged.add(path)
             return [events.Warned(-1, "stream", f"{path} is damaged: {error}")]
         self._offsets[path] = self._offsets.get(path, 0) + read

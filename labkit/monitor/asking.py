@@ -54,7 +54,7 @@ class Asking(RunObserver):
         self._texts: dict[int, str] = {}
         """What `faulthandler` has written since the last question, by rank."""
         self._last_words: dict[int, tuple[str, float]] = {}
-        """The newest stack that has come completely, whoever asked for it, and when; by rank."""
+        """The newest stack that has come completely, no matter who asked for it, and when; by rank."""
         self._said: dict[int, Collectives] = {}
         """The collectives that a rank has called, by rank; its newest answer, or what it said as it failed."""
         self._stale: set[int] = set()
@@ -343,7 +343,7 @@ class Asking(RunObserver):
         again = yield from self._stuck()
         if again is None or again[:2] != found[:2]:
             return
-        if self._is_cell:  # its ranks keep what they hold; who waits may interrupt it
+        if self._is_cell:  # its ranks keep what they hold; the user may interrupt it
             self._stuck_notice = again[1]
         else:
             rank, headline, cause, page = again

@@ -104,7 +104,7 @@ class Follower:
             except BaseException as error:
                 self._give_up(error)
             finally:
-                self.settle()  # whatever happens, who waits for the run does not wait indefinitely
+                self.settle()  # whatever happens, a caller that waits for the run does not wait indefinitely
 
     def settle_if_dead(self) -> None:
         """End a run whose thread has ended without a report, so that nobody waits for it: for those who wait."""

@@ -186,7 +186,7 @@ class RunRecord:
 
     @property
     def placement(self) -> str:
-        """What is special about where the ranks compute, in words: that they share a GPU, or why they have none."""
+        """What is special about where the ranks compute: that they share a GPU, or why they have none."""
         return self._state.placement
 
     @property

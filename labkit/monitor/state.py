@@ -116,7 +116,7 @@ class RunState:
 
     @property
     def placement(self) -> str:
-        """What is special about where the ranks compute, in words: that they share a GPU, or why they have none."""
+        """What is special about where the ranks compute: that they share a GPU, or why they have none."""
         ranks_on = Counter(rank.device for rank in self.ranks if rank.device not in ("", "cpu"))
         shared = [f"{count} ranks share {device}" for device, count in sorted(ranks_on.items()) if count > 1]
         notes = [rank.device_note for rank in self.ranks if rank.device_note]

@@ -14,7 +14,7 @@ class Cell(NamedTuple):
     """A cell of the notebook, so that a rank's traceback can show its lines."""
 
     title: str
-    """As the reader knows it: "Cell In[3]"."""
+    """As the user knows it: "Cell In[3]"."""
     text: str
 
 
@@ -40,7 +40,7 @@ class RankHook:
     def receive(self, word: str, channel: Any) -> None:
         """Note a word from the notebook, in the thread that receives it, from the job's first moment on.
 
-        "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
+        "stop": the rank should; "details": say what is known of the rank, for a report of where it stands.
         """
 
     def failed(self, error: BaseException, job: Job, channel: Any) -> None:
@@ -80,7 +80,7 @@ class Job(NamedTuple):
     store: str = ""
     """Where ranks meet: the file of a store on this machine, or tcp://HOST:PORT."""
     argv: tuple[str, ...] = ("-c",)
-    """`sys.argv` of a rank, for the reader's own command line."""
+    """`sys.argv` of a rank, for the user's own command line."""
     path: tuple[str, ...] = ()
     """The notebook's `sys.path`, each entry absolute; (): the rank keeps its own."""
     is_here: bool = True
@@ -89,7 +89,7 @@ class Job(NamedTuple):
     """Of the notebook's process (`labkit.rank.settings`), pickled; None: the rank keeps its own, and its `__main__`."""
     device: str | None = None
     """As `labkit.launch` was asked: "cpu", "cuda" or None."""
-    spared_gpus: int = 0
+    unused_gpus: int = 0
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
     watches_nan: bool = False
     """Whether a rank fails at the first NaN or Inf that it logs."""

@@ -21,5 +21,5 @@ def line_of(file: str, line: int, cells: Mapping[str, Cell]) -> str:
 
 
 def place_of(file: str, line: int, cells: Mapping[str, Cell]) -> str:
-    """Return a line in words: "Cell In[3], line 14", "train.py, line 14"."""
+    """Return a line as text: "Cell In[3], line 14", "train.py, line 14"."""
     return f"{cells[file].title if file in cells else Path(file).name}, line {line}"

@@ -1,4 +1,4 @@
-"""Text from the reader's code, made fit for pages and files."""
+"""Text from the user's code, made fit for pages and files."""
 
 from __future__ import annotations
 

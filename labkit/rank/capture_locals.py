@@ -14,7 +14,7 @@ KIND = "variables"
 
 
 class CaptureLocals(RankHook):
-    """Sends the variables of the reader's frames before a failure is reported."""
+    """Sends the variables of the user's frames before a failure is reported."""
 
     def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
         """Send what the variables were, frame by frame, as `events.Failure` has the frames."""

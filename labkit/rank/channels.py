@@ -35,7 +35,7 @@ REST_S = 0.05
 """How long the rest of a message is waited for before a reader looks elsewhere."""
 
 
-class Garbled(Exception):  # noqa: N818 - says what came
+class CorruptMessage(Exception):  # noqa: N818 - says what came
     """What has come through a pipe is no event."""
 
 
@@ -58,7 +58,10 @@ def send(connection: Connection, word: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Return the next message. Raises EOFError or OSError if the other end is gone, Garbled if it cannot be read."""
+    """Return the next message.
+
+    Raises EOFError or OSError if the other end is gone, CorruptMessage if it cannot be read.
+    """
     messages = Messages()
     while not (found := messages.add(connection.recv_bytes())):
         pass
@@ -70,7 +73,7 @@ class Messages:
     """Puts messages together from the bytes of a pipe, wherever they are cut."""
 
     def __init__(self) -> None:
-        self._garbled: Garbled | None = None
+        self._corrupt: CorruptMessage | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -80,7 +83,7 @@ class Messages:
         """Whether a message has begun that has not come whole."""
 
     def add(self, data: bytes) -> list[Any]:
-        """Take bytes; return what is whole now. Raises Garbled for what is no message, and takes no more then.
+        """Take bytes; return what is whole now. Raises CorruptMessage for what is no message, and takes no more then.
 
         If whole messages came before it, these are returned, and `check` raises.
         """
@@ -91,24 +94,24 @@ class Messages:
                 found.append(message)  # one by one: what came before an error counts
         except (MemoryError, KeyboardInterrupt):
             raise
-        except Garbled as error:
-            self._garbled = error
+        except CorruptMessage as error:
+            self._corrupt = error
         except BaseException as error:
-            self._garbled = Garbled(f"{type(error).__name__}: {error}")
-            self._garbled.__cause__ = error
+            self._corrupt = CorruptMessage(f"{type(error).__name__}: {error}")
+            self._corrupt.__cause__ = error
         if not found:
             self.check()
         return found
 
     def check(self) -> None:
-        """Raise Garbled if what has come, but for what was returned, is no message."""
-        if self._garbled is not None:
-            raise self._garbled
+        """Raise CorruptMessage if what has come, but for what was returned, is no message."""
+        if self._corrupt is not None:
+            raise self._corrupt
 
     def _whole(self, data: memoryview) -> Iterator[Any]:
         while data:
             if not (self.is_partial or MARK.startswith(begin := bytes(data[: len(MARK)]))):
-                raise Garbled(f"{begin!r} is not the beginning of a message")
+                raise CorruptMessage(f"{begin!r} is not the beginning of a message")
             self.is_partial = True
             part = data[: len(self._room)]
             self._room[: len(part)] = part
@@ -130,7 +133,8 @@ class EventQueue:
     `multiprocessing.SimpleQueue` guards both of its ends with semaphores, for several processes at each. They have
     names in the system, which stay when this process, its ranks and multiprocessing's resource tracker are killed at
     once. Here threads of one process share an end, so a lock of the process's own does. And its `get` waits for all of
-    a message that has begun: for ever, if its writer was killed and a process that it has forked keeps the pipe open.
+    a message that has begun: indefinitely, if its writer was killed and a process that it has forked keeps the pipe
+    open.
     """
 
     def __init__(self) -> None:
@@ -173,8 +177,8 @@ class EventQueue:
     def receive(self) -> list[Any]:
         """Return the events that have come. Waits a moment for the rest of one, so that it comes without a detour.
 
-        Raises EOFError when no more can come, and Garbled for what is no event; where that came with events, `check`
-        does.
+        Raises EOFError when no more can come, and CorruptMessage for what is no event; where that came with events,
+        `check` does.
         """
         look = select.poll()
         look.register(self.reader.fileno(), select.POLLIN)
@@ -187,7 +191,7 @@ class EventQueue:
         return found
 
     def check(self) -> None:
-        """Raise Garbled if what came after the events that were received is no event."""
+        """Raise CorruptMessage if what came after the events that were received is no event."""
         self._messages.check()
 
     def close_writer(self) -> None:

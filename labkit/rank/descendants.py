@@ -62,7 +62,7 @@ def end() -> None:
 
 
 def _left() -> list[int]:
-    """Return those that are there still; whoever has ended is listed until somebody takes its exit code."""
+    """Return those that are there still; one that has ended is listed until somebody takes its exit code."""
     host.reap()
     tidier = getattr(resource_tracker._resource_tracker, "_pid", None)  # ends by itself, once it has tidied up
     return [pid for pid in of(os.getpid()) if pid != tidier]

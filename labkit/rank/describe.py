@@ -1,13 +1,13 @@
-"""What the reader's variables were when a rank failed, in a few words each. Runs in the rank's own process.
+"""What the user's variables were when a rank failed, briefly. Runs in the rank's own process.
 
-The problem: to show a value is to call its `__repr__`, and that is code of whoever wrote its type: it may raise, take
+The problem: to show a value is to call its `__repr__`, and that is code of its type's author: it may raise, take
 minutes, print a million numbers, or never end; a tensor's on several ranks may even call a collective, which hangs.
 
 What does not work: a time limit alone, for a thread that loops cannot be ended.
 
 The solution: no method of a value is called, not even `__class__`. Python's and PyTorch's own types are described here,
 by their exact type; of all others the type's name is given, and the fields if it is a dataclass or a named tuple. That
-is done in a thread of its own, which is left behind after `LIMIT_S`: a GPU may be busy for ever.
+is done in a thread of its own, which is left behind after `LIMIT_S`: a GPU may be busy indefinitely.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Variables = tuple[tuple[str, str], ...]
 
 
 def of_frames(frames: Iterable[FrameType], cells: Container[str]) -> list[Variables]:
-    """Return (name, description) of the local variables of each frame; () for those that are not the reader's.
+    """Return (name, description) of the local variables of each frame; () for those that are not the user's.
 
     The most recent frames come first. Never raises; what could not be described in time is missing.
     """
@@ -85,7 +85,7 @@ def named(name: str, value: Any) -> str:
     """Return a variable's value in a few words, or that it is left out. Never raises."""
     try:
         text = printable(_named(name, value, 0))
-    except Exception as error:  # labkit's own mistake, or memory has run out: the reader's error is what counts
+    except Exception as error:  # labkit's own mistake, or memory has run out: the user's error is what counts
         text = f"could not be described ({type(error).__name__})"
     return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
 

@@ -47,7 +47,7 @@ class Placement(NamedTuple):
     """GPUs that the ranks of a machine share out; 0 means the CPU, None those that a rank finds."""
     backend: str | None
     """None: the ranks find out."""
-    spared: int = 0
+    unused: int = 0
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
 
 
@@ -72,7 +72,7 @@ def place(
         return Placement(gpus, backend or (OWN_GPU if gpus and dist.is_nccl_available() else "gloo"))
     if device == "cuda":
         return Placement(gpus, backend or "gloo")
-    return Placement(0, backend or "gloo", spared=gpus)
+    return Placement(0, backend or "gloo", unused=gpus)
 
 
 def is_nccl(backend: str | None) -> bool:
@@ -110,7 +110,7 @@ def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
         has_own = _all_have_own(info, count, store)
         backend = job.backend or (OWN_GPU if has_own and dist.is_nccl_available() else "gloo")
     if not count or not (has_own or job.device == "cuda"):
-        few = count if job.cuda_devices is None else job.spared_gpus
+        few = count if job.cuda_devices is None else job.unused_gpus
         # Without it Accelerate has each rank train alone: `accelerate launch --cpu` sets it for its ranks.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         if torch.cuda.device_count() and not torch.cuda.is_initialized():

@@ -18,7 +18,7 @@ from labkit.rank.channels import Channel
 from labkit.system import host
 
 OWN_FILES: set[str] = set()
-"""Those whose code calls the reader's; a traceback begins below them. Each such file adds itself."""
+"""Those whose code calls the user's; a traceback begins below them. Each such file adds itself."""
 
 FRAMES = 50
 """Of a traceback, the most recent."""
@@ -94,7 +94,7 @@ def _callbacks(error: BaseException) -> str:
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
-    The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles. Of an exit
+    The traceback is without the frames of `OWN_FILES` above the user's and knows cells by their titles. Of an exit
     or a group that was made of another exception, summary and frames are the other's: the exit is where it was noticed.
     """
     cause = behind(error)

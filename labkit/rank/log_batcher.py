@@ -35,7 +35,7 @@ class LogBatcher:
         """Earlier calls, with other names, that have not been sent either."""
         self._last_flush_s = 0.0
         self._error: Exception | None = None
-        """What sending has raised in the background thread, until it is raised where the reader logs."""
+        """What sending has raised in the background thread, until it is raised where the user logs."""
         self._lock = threading.RLock()
         self._closed = threading.Event()
         threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a rank's process does before, around and after the reader's function.
+"""What a rank's process does before, around and after the user's function.
 
 Imported by every spawned process, so it stays cheap: torch and the standard library, no pandas, Plotly or widgets.
 """

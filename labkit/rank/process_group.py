@@ -112,7 +112,7 @@ def leave() -> None:
     except RuntimeError as error:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
     # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
-    # ranks meet: this one and a new process would wait for each other for ever.
+    # ranks meet: this one and a new process would wait for each other indefinitely.
     dist.distributed_c10d._world.group_count = 0
 
 

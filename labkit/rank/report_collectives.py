@@ -81,7 +81,7 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
     After a cell its ranks stay in the group, so nobody else would learn which calls it has not come to.
 
     `destroy_process_group` is replaced meanwhile: PyTorch tells nobody of it. What still fails: a module of the
-    reader's that is already there and has imported the name itself. Such a rank is only known to be in no group when
+    user's that is already there and has imported the name itself. Such a rank is only known to be in no group when
     it is asked.
     """
     real = distributed_c10d.destroy_process_group

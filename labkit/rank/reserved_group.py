@@ -5,9 +5,9 @@ Cells have a group that stays from cell to cell. A launch has a group of its own
 A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
 learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
 refers to the group: a model kept in a global variable, the frames of an exception. gloo's connections then stay open,
-and whoever waits in a collective waits for ever. So the connections that were made in joining are shut down, as the end
-of the process would do. What still fails: a subgroup's own connections (`new_group`) are not known here, so whoever
-waits in a subgroup that a failed rank still refers to is ended after the usual grace.
+and a rank that waits in a collective waits indefinitely. So the connections that were made in joining are shut down, as
+the end of the process would do. What still fails: a subgroup's own connections (`new_group`) are not known here, so a
+rank that waits in a subgroup to which a failed rank still refers is ended after the usual grace.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: import
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import descendants, first_step, script_compat
-from labkit.rank.channels import Garbled, PipeChannel, RankPipes, receive
+from labkit.rank.channels import CorruptMessage, PipeChannel, RankPipes, receive
 from labkit.rank.main import RankTask, do_jobs, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
 from labkit.system import host
@@ -35,7 +35,7 @@ def main(_: int, ends: RankPipes) -> None:
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
-            first_step.get_warm()
+            first_step.warm_up()
         ends.queue.put(events.Ready())
         code = do_jobs(inbox.next_task)
     except BaseException:
@@ -96,7 +96,7 @@ class Inbox:
 
     def _report(self, error: BaseException) -> None:
         """Say that what the notebook has sent cannot be read, a job most likely."""
-        if isinstance(error, Garbled):
+        if isinstance(error, CorruptMessage):
             error = error.__cause__ or error  # of what could not be unpickled
         traceback.print_exception(error)
         print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)

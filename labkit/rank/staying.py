@@ -57,7 +57,7 @@ def _collect_once(until_s: float) -> int:
 
     gc.callbacks.append(note)
     try:
-        while threading.get_ident() not in done:  # called while this very thread collects, it would try for ever
+        while threading.get_ident() not in done:  # called while this very thread collects, it would try indefinitely
             found = gc.collect()
             if time.monotonic() > until_s:
                 break

@@ -34,7 +34,7 @@ class StopAgreement:
     Each rank posts how many log calls it had made when it was asked to stop; all end one call after the greatest. Ranks
     that meet in a collective every step are never further apart than that. How long to wait for the others is counted
     from the own post, and in steps: when the stop came, all may have been in the midst of a long one. Once a rank has
-    left for want of posts, the others leave at their next call, for they miss it.
+    left because it has not posted, the others leave at their next call, for they miss it.
     """
 
     def __init__(self, channel: Channel, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What the reader's function gets as its first argument: which rank it is on, and how to log."""
+"""What the user's function gets as its first argument: which rank it is on, and how to log."""
 
 from __future__ import annotations
 

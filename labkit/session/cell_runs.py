@@ -168,7 +168,7 @@ class CellRuns:
             path=tuple(modules.search_path()),
             is_here=True,
             device=self._device,
-            spared_gpus=self._placement.spared,
+            unused_gpus=self._placement.unused,
             pg_timeout_s=pg_timeout_s,
         )
         run = Run(engine, self._world_size, title, stall_s, [Debugger(None, wait=True)])

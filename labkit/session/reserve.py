@@ -28,7 +28,7 @@ LEAVE_S = 1.0
 class Reserve:
     """Processes of this machine, one for each rank of a session. One that has ended is replaced by a new one.
 
-    Guarantees: a process that has ended is found before the next job, and it alone is replaced; whoever takes the
+    Guarantees: a process that has ended is found before the next job, and it alone is replaced; a caller that takes the
     processes waits for a replacement that is being started, but not for what it imports. That one job at a time is on
     them is the session's to see to.
     """

@@ -200,7 +200,7 @@ class Session(Target):
 
     @property
     def why_over(self) -> str:
-        """Why the ranks are gone, in words; "" while they are there."""
+        """Why the ranks are gone, as text; "" while they are there."""
         return self._why
 
     @property

@@ -145,13 +145,13 @@ class System:
     # A rank's environment
 
     start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}
-    """Variables that libraries read when they are loaded, set where the reader has not set them.
+    """Variables that libraries read when they are loaded, set where the user has not set them.
 
     NumPy's pool, OpenBLAS, begins to spin as NumPy is imported, for 2^26 cycles: 6 % of the time in which two ranks
     start on two cores. 2^4 is the least that it takes.
     """
     rank_environment: ClassVar[Mapping[str, str]] = {}
-    """Variables of a rank, set where the reader has not set them."""
+    """Variables of a rank, set where the user has not set them."""
 
     def set_start_environment(self) -> None:
         """Set `start_environment` in this process."""

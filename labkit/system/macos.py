@@ -23,7 +23,7 @@ class MacOS(Posix):
     def unique_bytes(self, pid: int) -> int:
         """Return what is resident of a process; 0 if it has ended.
 
-        `memory_full_info` is refused for other processes, and could block for ever up to psutil 7.2.2.
+        `memory_full_info` is refused for other processes, and could block indefinitely up to psutil 7.2.2.
         """
         import psutil
 

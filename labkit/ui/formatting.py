@@ -1,4 +1,4 @@
-"""What the views say of a run: in words, and as HTML that needs no style sheet, no script and no network."""
+"""What the views say of a run: as text, and as HTML that needs no style sheet, no script and no network."""
 
 from __future__ import annotations
 

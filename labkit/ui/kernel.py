@@ -87,7 +87,7 @@ def this_execution() -> Execution | None:
 def command_line(name: str) -> tuple[str, ...]:
     """Return `sys.argv` as a launched function is to find it: a script's own; a notebook's is the kernel's.
 
-    What a cell has put there for `parse_args`, or `%run`, is the reader's own, too. `name` stands for the script's.
+    What a cell has put there for `parse_args`, or `%run`, is the user's own, too. `name` stands for the script's.
     """
     application: Any = getattr(shell(), "parent", None)
     while getattr(application, "parent", None) is not None:  # of a kernel's shell first comes the kernel

@@ -296,7 +296,7 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     interrupting = threading.Thread(target=interrupt_twice)
     interrupting.start()
     began_s = time.monotonic()
-    with pytest.raises(labkit.RunInterrupted, match="told to end, and has not been seen to"):
+    with pytest.raises(labkit.RunInterrupted, match="told to stop, but has not been seen to stop"):
         run.wait()
     assert time.monotonic() - began_s < LONG_S / 4
     interrupting.join()
@@ -320,7 +320,7 @@ def test_a_third_interrupt_frees_the_cell_at_once(monkeypatch):
 
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
-    with pytest.raises(labkit.RunInterrupted, match="told to end, and has not been seen to"):
+    with pytest.raises(labkit.RunInterrupted, match="told to stop, but has not been seen to stop"):
         run.wait()
     interrupting.join()
     run.engine.immortal = False

@@ -18,7 +18,7 @@ from labkit.protocol import events
 from labkit.protocol.framing import HEADER, MARK, framed
 from labkit.protocol.job import RankInfo
 from labkit.rank import channels
-from labkit.rank.channels import EventQueue, Garbled, Messages, PipeChannel
+from labkit.rank.channels import CorruptMessage, EventQueue, Messages, PipeChannel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from tests.conftest import LONG_S, wait_until
@@ -48,7 +48,7 @@ def test_a_byte_that_is_missing_does_not_go_unnoticed_wherever_it_was():
     """As after two writers at once. The next message does not begin where it should, or the last one does not end."""
     for cut in range(len(STREAM)):
         messages = Messages()
-        with contextlib.suppress(Garbled):
+        with contextlib.suppress(CorruptMessage):
             messages.add(STREAM[:cut] + STREAM[cut + 1 :])
             messages.check()
             assert messages.is_partial, cut
@@ -58,13 +58,13 @@ def test_a_byte_that_is_missing_does_not_go_unnoticed_wherever_it_was():
 def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
     apart, together = Messages(), Messages()
     assert apart.add(frame("before")) == ["before"]
-    with pytest.raises(Garbled):
+    with pytest.raises(CorruptMessage):
         apart.add(garbage)
     assert together.add(frame("before") + garbage) == ["before"]
     for messages in (apart, together):
-        with pytest.raises(Garbled):
+        with pytest.raises(CorruptMessage):
             messages.check()
-        with pytest.raises(Garbled):
+        with pytest.raises(CorruptMessage):
             messages.add(b"")
 
 
@@ -72,7 +72,7 @@ def test_a_message_with_garbage_behind_it_is_refused_where_one_is_read_at_a_time
     reader, writer = multiprocessing.Pipe(duplex=False)
     with reader, writer:
         writer.send_bytes(frame("before") + b"garbage")
-        with pytest.raises(Garbled, match="garbage"):
+        with pytest.raises(CorruptMessage, match="garbage"):
             channels.receive(reader)
 
 
@@ -86,7 +86,7 @@ class _Unknown:
 def test_why_a_message_cannot_be_read_is_said_without_the_message():
     """Else the report would have a line for each byte of its tensors, and whatever secret is in it."""
     sent = b"".join(framed(pickle.dumps((_Unknown(), "hf_secret")), [memoryview(bytes(100_000))]))
-    with pytest.raises(Garbled, match="no_such_name") as caught:
+    with pytest.raises(CorruptMessage, match="no_such_name") as caught:
         Messages().add(sent)
     said = "".join(traceback.format_exception(caught.value))
     assert len(said) < 5000
@@ -102,7 +102,7 @@ def test_an_interrupt_as_a_message_is_read_is_an_interrupt(monkeypatch):
         patch.setattr(channels.pickle, "loads", interrupt)
         with pytest.raises(KeyboardInterrupt):
             messages.add(frame("one"))
-    assert messages._garbled is None
+    assert messages._corrupt is None
 
 
 def test_too_little_memory_for_an_event_is_not_taken_for_garbage(monkeypatch):

@@ -31,15 +31,15 @@ from tests.support.fake_engine import A_JOB
         (2, 0, None, None, 0, Placement(0, "gloo")),
         (1, 1, None, None, 0, Placement(1, OWN_GPU)),
         (2, 4, None, None, 0, Placement(4, OWN_GPU)),
-        (2, 1, None, None, 0, Placement(0, "gloo", spared=1)),  # the laptop
-        (4, 2, None, None, 0, Placement(0, "gloo", spared=2)),  # Kaggle
+        (2, 1, None, None, 0, Placement(0, "gloo", unused=1)),  # the laptop
+        (4, 2, None, None, 0, Placement(0, "gloo", unused=2)),  # Kaggle
         (2, 1, "cuda", None, 0, Placement(1, "gloo")),
         (4, 2, "cuda", None, 0, Placement(2, "gloo")),
         (2, 2, "cuda", None, 0, Placement(2, OWN_GPU)),
         (2, 4, "cpu", None, 0, Placement(0, "gloo")),
         (2, 4, None, "gloo", 0, Placement(4, "gloo")),
         (2, 4, None, "nccl", 0, Placement(4, "nccl")),
-        (1, 2, None, None, 4, Placement(0, "gloo", spared=2)),  # one rank of a session that has four
+        (1, 2, None, None, 4, Placement(0, "gloo", unused=2)),  # one rank of a session that has four
         (1, 2, None, "nccl", 4, Placement(2, "nccl")),
         (1, 2, "cuda", None, 4, Placement(2, OWN_GPU)),
         (4, None, None, None, 0, Placement(None, None)),
@@ -99,7 +99,7 @@ def test_a_rank_makes_its_gpu_the_current_one_and_no_context_where_it_need_not(
     gpus, rank, ranks, device, backend, found, calls, monkeypatch
 ):
     cuda = Cuda(monkeypatch, max(1, gpus))
-    job = A_JOB._replace(cuda_devices=gpus, device=device, backend=backend, spared_gpus=0 if gpus else 1)
+    job = A_JOB._replace(cuda_devices=gpus, device=device, backend=backend, unused_gpus=0 if gpus else 1)
     settled = settle(job, RankInfo(rank, rank, ranks, ranks), dist.HashStore())
     assert (str(settled.device), settled.backend, cuda.calls) == (found, backend, calls)
     assert ("they compute on the CPU" in settled.note) == (found == "cpu")

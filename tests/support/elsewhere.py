@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.rank.first_step import get_warm
+from labkit.rank.first_step import warm_up
 from labkit.system import host
 from tests.support import workloads
 
@@ -156,7 +156,7 @@ def carry_much(worker, sizes):
 
 def hold(worker, tensor):
     """Log how much memory this process takes, and at most took, while it has a tensor."""
-    get_warm()  # as a rank does while it has no work: in one run that was before this, in another it was not
+    warm_up()  # as a rank does while it has no work: in one run that was before this, in another it was not
     tensor.sum()  # what is mapped and was not read takes none
     held = psutil.Process().memory_info().rss  # `host.resident_bytes` is 0 where a system does not tell cheaply
     worker.log(held=held, peak=host.peak_bytes(os.getpid()))

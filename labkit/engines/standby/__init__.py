@@ -6,10 +6,10 @@ rest. None outlives the notebook, and none unused lives longer than `KEEP_S`. On
 the notebook since (the environment, the folder, the path) is not used.
 
 This code assumes that `take` and `done` come in pairs, from any thread; that what a spawned process inherits is what
-`_surroundings` compares; and that to spawn is dear while the notebook computes, so that it is done only when no run is
+`_surroundings` compares; and that spawning is slow while the notebook computes, so that it is done only when no run is
 going and the notebook is idle (`standby.idle`); what other programs do on the machine is no matter.
 
-After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
+After a run as many are spawned as the run had ranks; in a notebook with a user the first when labkit has been
 imported. Each takes some hundred MB (`unique_bytes()` says how much). `off()`, or LABKIT_STANDBY=off in the
 environment, does without: every launch then starts its ranks cold.
 """
@@ -51,7 +51,7 @@ _keeper: threading.Thread | None = None
 def on(world_size: int | None = None) -> None:
     """Keep standby ranks after each run (the default); with `world_size`, have so many spawned for the first run too.
 
-    A notebook with a reader does that by itself; a script or a notebook without one only if it is asked here.
+    A notebook with a user does that by itself; a script or a notebook without one only if it is asked here.
     """
     global _enabled
     if world_size is not None and (isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1):
@@ -87,7 +87,7 @@ def prewarm_first_launch() -> None:
             return
         _want(count)
     with _changed:
-        # Whoever comes first, a launch say, ends the wait: what is imported next is then needed at once.
+        # A caller that comes first, a launch say, ends the wait: what is imported next is then needed at once.
         _changed.wait_for(lambda: _runs > 0 or not _enabled or (not _wanted and _look_who_is_warm()))
 
 
@@ -117,7 +117,7 @@ def take(count: int) -> list[RankProcess]:
     with _changed:
         _runs += 1
         _wanted = 0
-        _changed.notify_all()  # whoever waits for a moment of rest need wait no longer
+        _changed.notify_all()  # a thread that waits for an idle moment need wait no longer
         if _ready and _born_in != _surroundings():
             _drop()  # a changed environment, folder or path: a process started now would see it, these do not
         alive = [process for process in _ready if process.is_alive]

@@ -17,7 +17,7 @@ def begin_spawned() -> None:
 
 
 def begin() -> None:
-    """Prepare a rank's process, whoever has started it."""
+    """Prepare a rank's process, no matter what has started it."""
     from labkit.rank.script_compat import bars, children
 
     children.prepare()

@@ -5,7 +5,7 @@ is given is pickled, and a function or a class then travels by the name of its m
 `__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so. And a
 worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
 
-The solution. Such things travel by value, and whoever has received one sends so from then on; a process that is not
+The solution. Such things travel by value, and a process that has received one sends so from then on; one that is not
 forked begins with a `__main__` of its own for it. The server, and what it forks, ends with the rank (`fork_server`).
 After a job it is ended (`labkit.rank.main.end_children`): the next one may have another environment, and print
 elsewhere.
@@ -32,7 +32,7 @@ from labkit.rank.notebook_main import new_main
 from labkit.system import host
 
 SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
-"""Whether a fork server starts processes for whoever knows its key, or for whoever can connect to its socket."""
+"""Whether a fork server starts processes for clients that know its key, or for all that can connect to its socket."""
 
 
 def reset_start_method() -> None:
