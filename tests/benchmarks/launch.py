@@ -5,7 +5,8 @@ Every figure is a ratio within one run, or said with its spread; nothing here is
 1. Lesson 04's job (DDP, ConvNet, 2 ranks, 2 epochs) by `labkit.launch` against the same function under a bare
    `mp.spawn` script, from launch to end: the ratio of medians of interleaved repeats.
 2. The share of `finished` in a row of launches.
-3. What one `worker.log` call costs against a step of 1 ms, paired in one run.
+
+What log calls cost: `log_cost.py`.
 
     python tests/benchmarks/launch.py --root /path/to/data --dataset mnist --repeats 3
 """
@@ -120,22 +121,8 @@ def launches_in_a_row(count: int) -> None:
     print(f"{ended.count('finished')} of {count} launches in a row finished")
 
 
-def time_logging(worker: labkit.Worker, pairs: int = 400, step_s: float = 0.001) -> tuple[float, float]:
-    """Give the median time of a step of 1 ms without and with a log call, alternating."""
-    plain, logged = [], []
-    for _ in range(pairs):
-        for kept, log in ((plain, False), (logged, True)):
-            start = time.perf_counter()
-            while time.perf_counter() - start < step_s:
-                pass
-            if log:
-                worker.log(loss=0.5, lr=0.1)
-            kept.append(time.perf_counter() - start)
-    return statistics.median(plain), statistics.median(logged)
-
-
 def main() -> None:
-    """Run all three and print the figures."""
+    """Run both and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--root", default=None)
@@ -144,8 +131,6 @@ def main() -> None:
     options = parser.parse_args()
     compare_with_bare_spawn(options.dataset, options.root, options.repeats)
     launches_in_a_row(options.launches)
-    for rank, (plain, logged) in enumerate(labkit.launch(time_logging, world_size=2, live=False).results):
-        print(f"rank {rank}: logging every step of 1 ms costs {logged / plain - 1:.2%}")
 
 
 if __name__ == "__main__":
