@@ -14,6 +14,7 @@ from labkit.debugger import Debugger
 from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
+from labkit.engines.spawn import check_not_forked
 from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
 from labkit.protocol import modules
@@ -104,6 +105,7 @@ def launch(
         *(seed, name, on, watch, device, bundles),
     )
     check(asked, gpus)
+    check_not_forked()
     if on is not None:
         on = on if world_size is None else on.first(world_size)
         world_size = on.world_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.spawn
+import os
 import select
 import sys
 import threading
@@ -294,6 +295,7 @@ def _be_a_rank(ends: RankPipes) -> None:
 
 _work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
 _spawner: threading.Thread | None = None
+_spawner_pid: int | None = None
 _spawner_lock = threading.Lock()
 
 
@@ -312,14 +314,26 @@ def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None
         call: What is called.
         future: Receives the result. A caller that passes its own can cancel it even if this function is interrupted.
     """
-    global _spawner
+    global _spawner, _spawner_pid
+    check_not_forked()
     with _spawner_lock:
         if _spawner is None:
+            _spawner_pid = os.getpid()
             _spawner = threading.Thread(target=_serve, name="labkit-spawner", daemon=True)
             _spawner.start()
     future = future or Future()
     _work.put((call, future))
     return future
+
+
+def check_not_forked() -> None:
+    """Raise RuntimeError in a fork of a process that has started ranks: its threads are not here, and its pipes are."""
+    if _spawner_pid not in (None, os.getpid()):
+        raise RuntimeError(
+            f"process {os.getpid()} was forked from the notebook's, {_spawner_pid}, after that had started ranks, "
+            "and can neither start nor reach any. Launch in the notebook, or start the process by spawn: "
+            "multiprocessing.get_context('spawn')"
+        )
 
 
 def _serve() -> None:

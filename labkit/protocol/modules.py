@@ -67,6 +67,9 @@ def not_found_because(name: str, path: Sequence[str]) -> str:
     file = file_of(module)
     if module.__spec__ is None and not hasattr(module, "__file__"):
         return f"module {name!r} was made by hand, and a rank cannot import it"
+    finder = type(module.__spec__ and module.__spec__.loader)
+    if finder.__module__ == "__main__":
+        return f"module {name!r} was imported by this notebook's own {finder.__name__}, and a rank cannot import it"
     if file is not None and is_user_file(file) and (found := _found(name, path)) != file:
         return f"module {name!r} was loaded from {file}, and a rank would " + (
             f"import {found}" if found else "not find it along sys.path"

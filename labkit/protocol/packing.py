@@ -129,6 +129,9 @@ class Pickler(cloudpickle.Pickler):
             )
         ):
             raise TypeError(HAS_HOOKS)
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and not hasattr(kind, "__setstate__"):
+            reduced: Any = value.__reduce_ex__(2)
+            return (*reduced[:3], None, None, _set_scheduler)
         return super().reducer_override(value)
 
     def _reduce_tensor(self, value: torch.Tensor) -> Any:
@@ -216,6 +219,26 @@ class ResultPickler(Pickler):
 
 
 HAS_HOOKS = "it has hooks, which do not travel: register them in the function"
+
+
+def _set_scheduler(scheduler: Any, state: dict[str, Any]) -> None:
+    """Give a learning-rate scheduler its state, and have it see its optimizer's steps.
+
+    It does so by an attribute of the optimizer that is not pickled; without that it warns of a wrong order of calls.
+    """
+    vars(scheduler).update(state)
+    optimizer = scheduler.optimizer
+    step = optimizer.step
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        return
+
+    @functools.wraps(step)
+    def tracked(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True
+        return step(*args, **kwargs)
+
+    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = tracked
 
 
 def _reduce_cell(cell: types.CellType) -> Any:

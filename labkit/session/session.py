@@ -17,6 +17,7 @@ from labkit.engines.arguments import (
     naming,
 )
 from labkit.engines.base import Engine, Target
+from labkit.engines.spawn import check_not_forked
 from labkit.monitor.active_runs import run_of
 from labkit.protocol.packed import Packed
 from labkit.protocol.packing import unpack
@@ -98,6 +99,7 @@ class Session(Target):
         """Set once the ranks are gone, or going."""
         self._made_in = kernel.this_execution() if is_of_a_cell else None
         self._number, self._why, self._closing = next(numbers), "", threading.Lock()
+        check_not_forked()
         _close_what_this_cell_made_before(self._made_in)
         self._reserve = reserve = Reserve(world_size)
         try:
@@ -271,6 +273,7 @@ class Session(Target):
             self._cells.leave_group()
 
     def _check_open(self) -> None:
+        check_not_forked()
         if self.over:
             raise RuntimeError(
                 f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import multiprocessing.spawn
 import multiprocessing.util
 import os
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import labkit
 from labkit.engines import spawn as engine_spawn
 from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
@@ -349,3 +351,21 @@ def test_a_rank_is_prepared_after_reset_which_deletes_what_python_knows_of_the_m
     with engine_spawn._nothing_in_place_of_main():
         data = multiprocessing.spawn.get_preparation_data("rank 0")
     assert data["init_main_from_name"] == "labkit.rank.die_with_parent"
+
+
+def launch_there(answers):
+    """Say how a launch ends in a process that was forked."""
+    try:
+        answers.put(labkit.launch(print, world_size=1, live=False).status)
+    except RuntimeError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.spawns
+def test_a_launch_in_a_fork_of_the_notebook_is_refused(rank):
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    child = fork.Process(target=launch_there, args=(answers,))
+    child.start()
+    child.join(LONG_S)
+    assert f"process {child.pid} was forked from the notebook's, {os.getpid()}" in answers.get()

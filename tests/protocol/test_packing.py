@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 import weakref
+from importlib.machinery import ModuleSpec
 from multiprocessing import Pipe
 
 import numpy
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from labkit.protocol import packing
+from labkit.protocol import modules, packing
 from labkit.rank import channels
 from labkit.rank.notebook_main import in_place, new_main
 
@@ -606,3 +607,23 @@ def test_code_keeps_the_name_of_its_file():
         found += [each for each in code.co_consts if isinstance(each, types.CodeType)]
     assert [code.co_name for code in found] == ["outer", "Inner", "method", "<lambda>"]
     assert {code.co_filename for code in found} == {cell}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scheduler_that_was_made_in_the_notebook_sees_its_optimizers_steps():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sent_optimizer, sent = as_an_argument((optimizer, scheduler))
+    assert sent.optimizer is sent_optimizer
+    sent_optimizer.step()
+    sent.step()
+    assert sent.get_last_lr() == pytest.approx([0.01])
+    assert scheduler.get_last_lr() == [0.1], "the notebook's own is left as it is"
+
+
+def test_a_module_that_a_finder_of_the_notebook_has_made_is_refused_by_name(monkeypatch):
+    made = types.ModuleType("only_here")
+    made.__spec__ = ModuleSpec("only_here", type("Finder", (), {"__module__": "__main__"})())
+    monkeypatch.setitem(sys.modules, "only_here", made)
+    said = "module 'only_here' was imported by this notebook's own Finder, and a rank cannot import it"
+    assert modules.not_found_because("only_here", sys.path) == said
