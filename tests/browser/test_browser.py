@@ -95,7 +95,7 @@ def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
     page.page.locator("b", has_text="train: stopped").wait_for()
     page.page.locator(STAYS).first.wait_for()
     screenshot(page, "2_stopped")
-    assert took < drawn_s, "sooner than ranks start and their first curves are drawn"
+    assert took < 3 * drawn_s, "about as soon as ranks start and their first curves are drawn"
     assert page.page.locator("button.stop", has_text="Stop").count() == 0, "what stays needs no kernel"
     assert page.real_errors() == []
 

