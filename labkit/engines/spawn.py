@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.pages import help_hint
 from labkit.rank import descendants
 from labkit.rank.channels import CorruptMessage, EachItsOwn, EventQueue, RankPipes, send
 from labkit.system import host
@@ -332,7 +333,7 @@ def check_not_forked() -> None:
         raise RuntimeError(
             f"process {os.getpid()} was forked from the notebook's, {_spawner_pid}, after that had started ranks, "
             "and can neither start nor reach any. Launch in the notebook, or start the process by spawn: "
-            "multiprocessing.get_context('spawn')"
+            f"multiprocessing.get_context('spawn')\n{help_hint('main_guard')}"
         )
 
 

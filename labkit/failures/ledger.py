@@ -32,7 +32,6 @@ from labkit.rank.recorder import Collectives
 CONFIRM_S = 0.5
 """Ranks that seem to wait in vain are asked once more this many seconds later: a message may have been in flight."""
 
-
 GONE = ("left", "returned", "failed", "ended")
 """How a rank can have gone, those first that are blamed before others."""
 

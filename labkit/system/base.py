@@ -77,7 +77,7 @@ class System:
 
     # A rank's stack
 
-    stacks_signal: ClassVar[int] = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
+    stacks_signal: ClassVar[int] = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
     """Makes a rank write its main thread's stack, below Python: a real-time signal, which scripts hardly use, if the
     system has some; else SIGUSR2."""
 

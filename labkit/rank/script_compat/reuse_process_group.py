@@ -28,6 +28,11 @@ from labkit.rank.channels import Channel
 from labkit.rank.device import is_nccl
 
 
+def _meeting_place() -> list[str | None]:
+    """Return what `env://` reads: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization."""
+    return [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+
+
 @dataclass
 class _Within:
     """The job that this process is doing."""
@@ -41,16 +46,11 @@ class _Within:
     """Whether ranks may compute on GPUs."""
     has_limit: bool = False
     """Whether the launch says how long a collective may take."""
-    environment: list[str | None] = field(default_factory=lambda: _meeting_place())
+    environment: list[str | None] = field(default_factory=_meeting_place)
     """Where and as what the rank joins a group, as the launch has it."""
     pid: int = field(default_factory=os.getpid)
     asked: Counter[str] = field(default_factory=Counter)
     """How often its function has called `init_process_group`, by the address that it gave."""
-
-
-def _meeting_place() -> list[str | None]:
-    """Return what `env://` reads: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization."""
-    return [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
 
 
 _within: _Within | None = None
