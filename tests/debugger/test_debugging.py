@@ -89,7 +89,8 @@ def test_one_rank_after_the_other_is_asked_and_answers_under_the_cell(reserved, 
     somebody = person("p x", "x = x + 40", "c", "p x", "next", "c")
     run = labkit.launch(train, on=reserved, live=False)
     assert run.results == [(82.0, HELD)] * 2, "(0 + 40 + 1) * 2"
-    assert somebody.prompts[:6] == ["(rank 0) "] * 3 + ["(rank 1) "] * 3
+    first, second = ["(rank 0) "] * 3, ["(rank 1) "] * 3
+    assert somebody.prompts[:6] in (first + second, second + first), "whichever got there first"
     printed = capsys.readouterr().out
     assert f"{__file__}({line_of(train, 'dist.all_reduce')})train()" in printed
     assert "-> dist.all_reduce(x)" in printed

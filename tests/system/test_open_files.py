@@ -130,4 +130,5 @@ def test_under_a_low_limit_ranks_start_as_long_as_it_may_be_raised_and_then_a_la
     assert min(raised) > few, "a launch that needed more has raised it, for its ranks, too"
     assert said[0].startswith("8 ranks need ")
     assert "Too many open files" in said[1]
-    assert (processes, files, temporary) == ([], 0, [])
+    assert (processes, temporary) == ([], [])
+    assert files <= 0, "the launch before may still have had one open when the count began"
