@@ -21,7 +21,7 @@ import psutil
 
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess
-from labkit.launchers.nodes import Board, BoardServer, Nodes, OwnBoard, RemoteBoard
+from labkit.launchers.nodes import Board, BoardServer, Exchange, Nodes, board_of_node_zero
 from labkit.launchers.run_folder import RunFolder
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -85,7 +85,7 @@ class NodeAgent:
 
     def __init__(self, number: int, processes: list[RankProcess]) -> None:
         self._engine = NodeEngine(number * len(processes), processes)
-        self._board: OwnBoard | None = None
+        self._board: Board | None = None
         self._reserved: socket.socket | None = None
         self._kill_s, self._memory_kills = float("inf"), OutOfMemoryKills()
         self._to_say: list[str] = []
@@ -99,7 +99,7 @@ class NodeAgent:
 
     def be_node_zero(self, address: str) -> NodeZero:
         """Listen at an address for the other agents, and reserve a port there for the store of the ranks."""
-        self._board = OwnBoard()
+        self._board = Board()
         (store, self._reserved), agents, token = ports.reserve(address), ports.listen(address), secrets.token_hex()
         BoardServer(agents, self._board, token)
         return NodeZero([address, *own_addresses()], store, agents.getsockname()[1], token)
@@ -126,16 +126,17 @@ class NodeAgent:
         Without `zero` this is the only node.
         """
         nodes = 1
-        board: Board = self._board or OwnBoard()
+        exchange: Exchange = (self._board or Board()).exchange
         if zero is not None:
             host, mine = reachable(zero)
             nodes = job.world_size // self._engine.world_size
-            board = self._board or RemoteBoard(host, zero.agent, zero.token)
+            if self._board is None:
+                exchange = board_of_node_zero(host, zero.agent, zero.token)
             environment = {**interface(mine), **job.environment}
             job = job._replace(store=f"tcp://{host}:{zero.store}", environment=environment)
         self._engine.start(job)
         try:
-            self._follow(Nodes(board), nodes, put, asked)
+            self._follow(Nodes(exchange), nodes, put, asked)
         except ConnectionError as error:
             print(error, flush=True)
             return 1

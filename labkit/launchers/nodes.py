@@ -12,7 +12,8 @@ import json
 import socket
 import socketserver
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 ANSWER_S = 300.0
 """How long an agent waits for an answer of node 0's."""
@@ -21,15 +22,12 @@ LINE_BYTES = 1 << 16
 """Longest line that is read."""
 
 
-class Board(Protocol):
+Exchange = Callable[[list[str], dict[str, int], int], tuple[list[str], dict[str, int]]]
+"""Adds words and numbers; returns the words after the first so many, and all sums."""
+
+
+class Board:
     """Where words and numbers are."""
-
-    def exchange(self, words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
-        """Add words and numbers; return the words after the first `seen`, and all sums."""
-
-
-class OwnBoard:
-    """The board in the process that keeps it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +48,7 @@ class BoardServer(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
 
-    def __init__(self, listener: socket.socket, board: OwnBoard, token: str) -> None:
+    def __init__(self, listener: socket.socket, board: Board, token: str) -> None:
         super().__init__(listener.getsockname(), _Answers, bind_and_activate=False)
         self.socket.close()
         self.socket, self.board, self.token = listener, board, token
@@ -72,41 +70,35 @@ class _Answers(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(self.server.board.exchange(*question)).encode() + b"\n")
 
 
-class RemoteBoard:
-    """The board that node 0 keeps."""
+def board_of_node_zero(host: str, port: int, token: str) -> Exchange:
+    """Connect with node 0, and return its board's `exchange`. That raises ConnectionError once node 0 is gone."""
+    connection = socket.create_connection((host, port), ANSWER_S)
+    answers = connection.makefile("rb")
 
-    def __init__(self, host: str, port: int, token: str) -> None:
-        self._token = token
-        self._socket = socket.create_connection((host, port), ANSWER_S)
-        self._answers = self._socket.makefile("rb")
-
-    def exchange(self, words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
-        """Add words and numbers; return the words after the first `seen`, and all sums.
-
-        Raises ConnectionError if node 0 is gone.
-        """
+    def exchange(words: list[str], more: dict[str, int], seen: int) -> tuple[list[str], dict[str, int]]:
         try:
-            self._socket.sendall(json.dumps((self._token, words, more, seen)).encode() + b"\n")
-            found, sums = json.loads(self._answers.readline())
+            connection.sendall(json.dumps((token, words, more, seen)).encode() + b"\n")
+            found, sums = json.loads(answers.readline())
         except (OSError, ValueError) as error:
             raise ConnectionError(f"node 0 does not answer any more: {error}") from error
         return found, sums
+
+    return exchange
 
 
 class Nodes:
     """What all nodes know, as one of them sees it."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._seen = 0
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange, self._seen = exchange, 0
 
     def say(self, words: list[str]) -> list[str]:
         """Have every node hear words; return those that are new to this one."""
-        found, _ = self._board.exchange(words, {}, self._seen)
+        found, _ = self._exchange(words, {}, self._seen)
         self._seen += len(found)
         return found
 
     def count(self, what: str, more: int = 0) -> int:
         """Add to a number that all nodes have in common; return the sum."""
-        _, sums = self._board.exchange([], {what: more} if more else {}, self._seen)
+        _, sums = self._exchange([], {what: more} if more else {}, self._seen)
         return sums.get(what, 0)

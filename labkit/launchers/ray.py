@@ -148,7 +148,6 @@ class RayJob(RemoteJob):
         self._asked: dict[Any, int] = {}
         """Which node was asked by each question, and by each order to start, that has no answer yet."""
         self._messages: list[Messages] = []
-        self._untold: list[str] = []
         self._lost: JobEnded | None = None
         self._lost_s = float("inf")
         self._free_s = 0.0
@@ -225,11 +224,7 @@ class RayJob(RemoteJob):
         self._messages, self._addresses = [Messages() for _ in self._actors], [""] * self.nodes
         packed = ray.put(self._packed)
         for number, actor in enumerate(self._actors):
-            self._asked[actor.address.remote()] = number
             self._asked[actor.start.remote(packed, zero)] = number
-        untold, self._untold = self._untold, []
-        for word in untold:
-            self.tell(word)
 
     def _news(self) -> list[events.Event]:
         import ray
@@ -245,9 +240,7 @@ class RayJob(RemoteJob):
                 if self._lost and not self.may_restart:  # it comes before what that did to the others
                     found.append(self._lost)
                 continue
-            if said is None:  # it has started its ranks
-                continue
-            if isinstance(said, str):  # where the node is
+            if isinstance(said, str):  # it has started its ranks, there
                 self._addresses[number] = said
                 if all(self._addresses):
                     nodes = f"{self.nodes} node{'s' * (self.nodes > 1)} of Ray"
@@ -280,12 +273,9 @@ class RayJob(RemoteJob):
         return [Notice(-1, text, queued)] if text != said else []
 
     def tell(self, word: str) -> None:
-        """Send a word to node 0; to all, if one is lost."""
+        """Send a word to node 0; to all, if one is lost. Before there are ranks nobody needs to hear it."""
         self._is_to_end |= word in ("stop", "end")
-        if self._actors:
-            self._send(word)
-        else:
-            self._untold.append(word)
+        self._send(word)
 
     def _send(self, word: str) -> None:
         import ray

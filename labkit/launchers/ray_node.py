@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from labkit.launchers import start
 from labkit.launchers.environments import without_launchers
 from labkit.protocol import events
-from labkit.rank.channels import pack
+from labkit.rank.channels import Messages, pack
 
 if TYPE_CHECKING:
     from labkit.launchers.agent import NodeZero
-    from labkit.protocol.job import Job
 
 BACKLOG = 64
 """Blocks that wait for the notebook at most; ranks that report more wait."""
@@ -52,17 +51,16 @@ class RayNode:
         """Listen for the other agents and for the ranks of all nodes."""
         return self._agent.be_node_zero(self.address())
 
-    def start(self, packed: bytes, zero: NodeZero | None) -> None:
-        """Start the ranks of this node."""
-        from labkit.rank.channels import Messages
-
-        (job,) = Messages().add(packed)
-        thread = threading.Thread(target=self._run, args=(job, zero), name="labkit-agent")
+    def start(self, packed: bytes, zero: NodeZero | None) -> str:
+        """Start the ranks of this node; return its address."""
+        thread = threading.Thread(target=self._run, args=(packed, zero), name="labkit-agent")
         thread.start()
         self._thread = thread  # only now: to `news` one that has not begun would be one that is over
+        return self.address()
 
-    def _run(self, job: Job, zero: NodeZero | None) -> None:
+    def _run(self, packed: bytes, zero: NodeZero | None) -> None:
         try:
+            (job,) = Messages().add(packed)
             self._agent.run(job, zero, self._put, self._new_words)
         except BaseException as error:
             self._error = error

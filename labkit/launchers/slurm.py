@@ -144,13 +144,7 @@ class Slurm(Launcher):
         return AllocationJob(self, folder, about) if self.allocation else SlurmJob(self, folder, about)
 
     def sbatch(self, name: str, folder: Path) -> list[str]:
-        """Return the command that submits a run whose folder is there.
-
-        Its options come before a user's variables for all jobs, which come before those of the script.
-        """
-        return ["sbatch", "--parsable", *self._options(name, folder), str(folder / SCRIPT)]
-
-    def _options(self, name: str, folder: Path) -> list[str]:
+        """Return the command that submits a run whose folder is there. Options come before a user's variables."""
         output = str(folder / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
         options: dict[str, Any] = {"job-name": " ".join(name.split()), "nodes": self.nodes, "ntasks-per-node": 1}
         options |= {"output": output, "open-mode": "append"}
@@ -160,12 +154,12 @@ class Slurm(Launcher):
         if options.get("requeue") is False:
             options["no-requeue"] = True
         given = {f"--{key}": value for key, value in options.items() if value is not False}
-        return [key if value is True else f"{key}={value}" for key, value in given.items()]
+        words = [key if value is True else f"{key}={value}" for key, value in given.items()]
+        return ["sbatch", "--parsable", *words, str(folder / SCRIPT)]
 
-    def script(self, name: str, folder: Path) -> str:
-        """Return the batch script, which has the options, too: it can be given to `sbatch` by hand."""
-        head = ["#!/bin/bash", *(f"#SBATCH {_quoted(option)}" for option in self._options(name, folder))]
-        return "\n".join([*head, self.setup.strip(), "exec " + shlex.join(self.step(folder))]) + "\n"
+    def script(self, folder: Path) -> str:
+        """Return the batch script."""
+        return "\n".join(["#!/bin/bash", self.setup.strip(), "exec " + shlex.join(self.step(folder))]) + "\n"
 
     def step(self, folder: Path) -> list[str]:
         """Return the command that starts an agent on each node.
@@ -200,13 +194,6 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
-
-
-def _quoted(option: str) -> str:
-    r"""Return an option as sbatch reads it from a script: also within quotes a \ takes the next character as it is."""
-    name, equals, value = option.partition("=")
-    plain = re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII)
-    return name + equals + (value if plain else "'" + re.sub(r"([\\'])", r"\\\1", value) + "'")
 
 
 def _gpus_per_node(options: Mapping[str, Any], nodes: int) -> int:
@@ -262,7 +249,7 @@ class SlurmJob(FolderJob):
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
         assert self._on is not None
         name, path = self.about["name"], self.folder.path
-        self.folder.write(SCRIPT, self._on.script(name, path).encode())
+        self.folder.write(SCRIPT, self._on.script(path).encode())
         try:
             answer = slurm(*self._on.sbatch(name, path))
             numbers = re.findall(r"^(\d+)(?:;\S*)?$", answer, re.MULTILINE)  # a site may have sbatch print more

@@ -71,8 +71,6 @@ class CellRuns:
         self._placement, self._seed, self._device = placement, seed, device
         self._pg_timeout_s = pg_timeout_s
         self._world_size = reserve.world_size
-        self.last: Run | None = None
-        """What carried the last cell."""
         self._group: int | None = None
         self._rendezvous: LocalRendezvous | None = None
         self._cells: dict[str, Cell] = {}
@@ -108,7 +106,7 @@ class CellRuns:
         self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
         self._put_group_in_place(title)
         cell, before = CellCode(file, code, wants_value, sent), self._reserve.pids
-        run = self.last = self._start(asked, pack_call(run_cell, (cell,), {}), title, stall_s)
+        run = self._start(asked, pack_call(run_cell, (cell,), {}), title, stall_s)
         try:
             run.is_watched = kernel.is_interactive()
             stuck = self._follow(run, asked, before)

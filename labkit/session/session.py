@@ -72,15 +72,8 @@ class Session(Target):
         is_of_a_cell: bool = True,
         device: str | None = None,
         pg_timeout_s: float | None = None,
-        *,
-        on: None = None,
     ) -> None:
         with naming("bad_argument"):
-            if on is not None:
-                raise TypeError(
-                    "on=… is not for sessions, which are of this machine; labkit.Slurm(…) and labkit.Ray(…) launch "
-                    "functions elsewhere: labkit.launch(train, on=labkit.Slurm(…))"
-                )
             gpus = torch.cuda.device_count()
             world_size = check_world_size(world_size, gpus)
             backend = check_backend(backend, world_size, gpus)
@@ -173,11 +166,6 @@ class Session(Target):
         except Exception as error:
             error.add_note(f"raised as rank {rank}'s value was loaded in the notebook")
             raise
-
-    @property
-    def last(self) -> Run | None:
-        """What carried the last cell: its output and what it logged."""
-        return self._cells.last
 
     # Looking at the ranks, and ending them
 

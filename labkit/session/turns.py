@@ -10,9 +10,6 @@ from typing import NamedTuple
 from labkit.engines.base import Engine
 from labkit.protocol.pages import help_hint
 
-SLICE_S = 0.1
-"""How long one wait lasts."""
-
 
 class Turn(NamedTuple):
     """How one engine comes to have the ranks, and to have them no longer."""
@@ -71,8 +68,4 @@ class Turns:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until nobody has the ranks; return whether that is so after `timeout_s` seconds at most."""
-        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not self._free.wait(max(0.0, min(SLICE_S, end_s - time.monotonic()))):
-            if time.monotonic() >= end_s:
-                return False
-        return True
+        return self._free.wait(timeout_s)

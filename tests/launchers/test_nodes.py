@@ -5,21 +5,21 @@ import socket
 
 import pytest
 
-from labkit.launchers.nodes import BoardServer, Nodes, OwnBoard, RemoteBoard
+from labkit.launchers.nodes import Board, BoardServer, Nodes, board_of_node_zero
 
 
 @pytest.fixture
 def server():
     """Node 0's agent, on loopback."""
-    server = BoardServer(socket.create_server(("127.0.0.1", 0)), OwnBoard(), "secret")
+    server = BoardServer(socket.create_server(("127.0.0.1", 0)), Board(), "secret")
     yield server
     server.shutdown()
     server.server_close()
 
 
 def test_every_node_hears_every_word_once_and_all_have_one_sum(server):
-    here = Nodes(server.board)
-    there, third = (Nodes(RemoteBoard(*server.server_address, "secret")) for _ in range(2))
+    here = Nodes(server.board.exchange)
+    there, third = (Nodes(board_of_node_zero(*server.server_address, "secret")) for _ in range(2))
     assert here.say(["stop"]) == ["stop"]
     assert there.say(["stacks", "end"]) == ["stop", "stacks", "end"]
     assert here.say([]) == ["stacks", "end"]
@@ -52,6 +52,6 @@ def test_who_does_not_know_the_token_is_not_answered(server, line):
 
 
 def test_a_node_that_has_gone_is_told(server):
-    board = RemoteBoard(*server.server_address, "another")
+    exchange = board_of_node_zero(*server.server_address, "another")
     with pytest.raises(ConnectionError, match="node 0 does not answer any more"):
-        board.exchange([], {}, 0)
+        exchange([], {}, 0)

@@ -222,11 +222,6 @@ def test_an_interrupt_while_a_session_closes_leaves_no_process(monkeypatch):
     assert run.over.wait(LONG_S)
 
 
-def test_sessions_are_of_this_machine():
-    with pytest.raises(TypeError, match=r"sessions, which are of this machine; labkit.Slurm\(…\) and labkit.Ray\(…\)"):
-        labkit.Session(on=labkit.Slurm(1, 2))
-
-
 def test_a_session_that_nobody_refers_to_ends_its_ranks():
     ranks = labkit.Session(1)
     pids = ranks.pids
