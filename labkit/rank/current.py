@@ -75,10 +75,20 @@ class OutsideWorker(Worker):
 
     @functools.cached_property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Return where a script of this rank computes: its GPU, if there is one for every rank of this machine."""
+        """Return where a script of this rank computes: its GPU, if there is one for every rank of this machine.
+
+        Warns where there are fewer: that is the CPU, also where each process is shown a GPU of its own.
+        """
         ranks = max(number_in("LOCAL_WORLD_SIZE", 1), self.local_rank + 1)
-        has_enough = torch.cuda.is_available() and ranks <= torch.cuda.device_count()
-        return torch.device("cuda", self.local_rank) if has_enough else torch.device("cpu")
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if 0 < gpus < ranks:
+            warnings.warn(
+                f"rank {self.rank}: {ranks} ranks of this machine, and this one sees {gpus} of its GPUs, so that "
+                "labkit.current().device is the CPU. If that GPU is this rank's alone (srun --gpus-per-task=1), start "
+                "it with LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1",
+                stacklevel=3,
+            )
+        return torch.device("cuda", self.local_rank) if gpus >= ranks else torch.device("cpu")
 
     def log(self, step: int | None = None, **values: Any) -> None:
         """Do nothing."""
