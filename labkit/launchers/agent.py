@@ -48,6 +48,9 @@ LEAVE_S = 1.0
 NODE_ZERO_S = 300.0
 """How long a node waits for node 0."""
 
+SIGNAL_S = 1.0
+"""How long this node's own SIGTERM is waited for when a rank has died of one: SLURM signals process after process."""
+
 STAY_S = 600.0
 """How long a node whose ranks stopped at SLURM's signal waits for the end: a job that ends itself is not requeued."""
 
@@ -193,6 +196,9 @@ class NodeAgent:
         if not isinstance(event, events.Exit):
             return event
         self._codes[event.rank] = event.code
+        until_s = time.monotonic() + SIGNAL_S
+        while event.code == -signal.SIGTERM and not self.was_signalled and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
         is_taken = self.was_signalled and event.rank not in self._returned  # it may begin again
         ended = is_taken or self._engine.killed(event.rank)
         starved = self._memory_kills.seen() if event.code == -system.kill_signal and not ended else ""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -219,3 +220,23 @@ def test_a_run_that_completes_at_sigterm_is_finished_and_not_run_again(launch, t
     again = start.command(sys.executable, run.folder, "0")
     assert subprocess.run(again, env=environment, check=False, timeout=LONG_S).returncode == 0
     assert not list(run.folder.glob("*.1.*")), "no second attempt"
+
+
+class Terminated(Talkative):
+    """The engine of a node whose rank was sent SIGTERM while it started, before it could take that for a word."""
+
+    def __init__(self, number, processes):
+        self.world_size = 1
+
+    def poll(self, timeout_s):
+        return [events.Exit(0, -signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("is_signalled", [True, False])
+def test_a_rank_that_was_terminated_is_to_blame_unless_its_node_was_too_a_moment_later(is_signalled, monkeypatch):
+    monkeypatch.setattr(agent, "NodeEngine", Terminated)
+    node, told = agent.NodeAgent(0, []), []
+    signalled = threading.Timer(0.3, node.note_signal if is_signalled else bool)
+    signalled.start()
+    node.run(None, None, told.extend, list)
+    assert [event.ended for event in told] == [is_signalled]
