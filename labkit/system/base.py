@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import socket
 import sys
@@ -23,8 +22,6 @@ class System:
     """Ends a process at once."""
     signals_for_ranks: ClassVar[frozenset[int]] = frozenset()
     """Those that a user may send to all processes of a job, for the ranks' own handlers."""
-    continue_signal: ClassVar[int] = 0
-    """With it SLURM lets a process go on that it is about to end."""
     aborted_codes: ClassVar[frozenset[int]] = frozenset({3})
     """Exit codes of a process that has called `abort`, as C++ does for an exception that nobody catches."""
 
@@ -62,9 +59,6 @@ class System:
         """Return in which state the system holds a process that was killed; "" if it does not tell."""
         return ""
 
-    def watch_children(self) -> None:
-        """Have the end of a child wake this process (`signal.set_wakeup_fd`)."""
-
     def ignore_sigchld(self) -> None:
         """Have the end of a child go unnoticed: a DataLoader would raise an exception wherever this process is."""
 
@@ -90,9 +84,6 @@ class System:
 
     def hold_back_signals(self) -> None:
         """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
-
-    def hold_back_stacks_signal(self) -> None:
-        """Keep `stacks_signal` alone from them."""
 
     # The store
 
@@ -165,14 +156,6 @@ class System:
         """Return how many CPU cores this process may use."""
         return os.cpu_count() or 1
 
-    def release(self) -> str:
-        """Return which system this is, and which version of it."""
-        return f"{platform.system()} {platform.release()}"
-
-    def processor(self) -> str:
-        """Return what the CPU is called."""
-        return platform.processor() or platform.machine()
-
     def raise_open_files_limit(self, needed: int) -> int:
         """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.
 
@@ -184,12 +167,6 @@ class System:
         """Return how many files this process has open."""
         return 0
 
-    def umask(self) -> int:
-        """Return the mask of the modes of new files."""
-        mask = os.umask(0o077)
-        os.umask(mask)
-        return mask
-
     # Files and sockets
 
     has_nameless_sockets: ClassVar[bool] = False
@@ -200,12 +177,6 @@ class System:
     def lock(self, file: int, *, shared: bool = False, wait: bool = False) -> None:
         """Lock an open file until it is closed. Raises BlockingIOError if another has it, OSError if it cannot be."""
         raise OSError(f"{self.name} has no such locks")
-
-    def unlock(self, file: int) -> None:
-        """Let go of the lock of an open file. Raises OSError."""
-
-    def sync_folder(self, folder: str | os.PathLike[str]) -> None:
-        """Let what happened in a folder reach the disk, where a folder can be opened."""
 
     def open_descriptor(self, pid: int, descriptor: int) -> int:
         """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""

@@ -129,22 +129,6 @@ class Linux(Posix):
         """Return how many CPU cores this process may use."""
         return len(os.sched_getaffinity(0))
 
-    def processor(self) -> str:
-        """Return what the CPU is called."""
-        with contextlib.suppress(OSError):
-            for line in _read("/proc/cpuinfo").splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-        return super().processor()
-
-    def umask(self) -> int:
-        """Return the mask without setting it: other threads may make files meanwhile."""
-        with contextlib.suppress(OSError):
-            for line in _read("/proc/self/status").splitlines():
-                if line.startswith("Umask:"):
-                    return int(line.split()[1], 8)
-        return super().umask()
-
     def open_descriptor(self, pid: int, descriptor: int) -> int:
         """Return a descriptor of what another process has open under that number."""
         return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)

@@ -21,7 +21,6 @@ class Posix(System):
         *(signal.SIGCHLD, signal.SIGPIPE, System.stacks_signal, signal.SIGXFSZ),
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
     }
-    continue_signal: ClassVar[int] = signal.SIGCONT
     aborted_codes: ClassVar[frozenset[int]] = frozenset({-signal.SIGABRT, 128 + signal.SIGABRT})
 
     def session(self, pid: int) -> int:
@@ -40,10 +39,6 @@ class Posix(System):
         # would take its exit code.
         if (waitid := getattr(os, "waitid", None)) is not None:
             waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-    def watch_children(self) -> None:
-        """Have the end of a child wake this process (`signal.set_wakeup_fd`)."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def ignore_sigchld(self) -> None:
         """Have the end of a child go unnoticed."""
@@ -77,10 +72,6 @@ class Posix(System):
         """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, self.stacks_signal})
 
-    def hold_back_stacks_signal(self) -> None:
-        """Keep `stacks_signal` alone from them."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {self.stacks_signal})
-
     def raise_open_files_limit(self, needed: int) -> int:
         """Raise how many files this process may have open, as far as it may; return how many that are now."""
         import resource
@@ -107,17 +98,3 @@ class Posix(System):
         import fcntl
 
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-
-    def unlock(self, file: int) -> None:
-        """Let go of the lock of an open file."""
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-    def sync_folder(self, folder: str | os.PathLike[str]) -> None:
-        """Let what happened in a folder reach the disk."""
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
