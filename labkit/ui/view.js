@@ -169,8 +169,20 @@ function viewOf(model, carrier, el) {
   };
 }
 
+// A page that is reloaded makes a run's two models one after the other; after two seconds `get_model` gives up.
+async function carrierOf(model) {
+  for (let tries = 60; ; tries--) {
+    try {
+      return await model.widget_manager.get_model(model.get("carrier"));
+    } catch (error) {
+      if (!tries) throw error;
+      await pause(100);
+    }
+  }
+}
+
 export default {
   async render({ model, el }) {
-    return viewOf(model, await model.widget_manager.get_model(model.get("carrier")), el);
+    return viewOf(model, await carrierOf(model), el);
   },
 };

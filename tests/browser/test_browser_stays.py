@@ -5,8 +5,11 @@ Screenshots are kept in build/screenshots; look at them.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from labkit.ui import view
 from tests.browser.test_browser import LAST_STEP, PANEL
 from tests.support.browser import LONG_S, SCREENSHOTS, write
 
@@ -388,3 +391,26 @@ run = labkit.launch(many, world_size=4, wait=False)
     says(page, 1, "many: stopped")
     assert 1 < redraws <= 26
     assert took_ms / redraws < 100, "30 to 50 on a machine that is busy"
+
+
+RENDER = """async ([source, shown]) => {
+  const view = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  let times = 0;
+  const carrier = { get: () => shown, on() {}, off() {} };
+  const get_model = async () => {
+    if (++times < 4) throw Error("widget model not found");
+    return carrier;
+  };
+  const el = document.body.appendChild(document.createElement("div"));
+  const model = { get: () => "the carrier", send() {}, widget_manager: { get_model } };
+  const leave = await view.default.render({ model, el });
+  while (!el.textContent.includes("late")) await new Promise(requestAnimationFrame);
+  leave();
+  return times;
+}"""
+
+
+def test_a_view_waits_for_its_other_model_which_a_busy_page_may_make_seconds_later(page):
+    """JupyterLab's `get_model` gives up after two seconds: the view of a page that was reloaded stayed empty."""
+    shown = json.dumps({**view.EMPTY, "name": "late", "button": "Stop"})
+    assert page.page.evaluate(RENDER, [view._source("uplot.min.js", "view.js"), shown]) == 4
