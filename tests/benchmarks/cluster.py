@@ -15,8 +15,6 @@ import tempfile
 import time
 from typing import Any
 
-import torch.distributed as dist
-
 import labkit
 from tests.support import cluster
 
@@ -25,21 +23,6 @@ def tell_the_time(worker, values, pause_s):
     for _ in range(values):
         worker.log(at_s=time.time())
         time.sleep(pause_s)
-
-
-def count(worker, folder, steps):
-    """Count steps with a checkpoint at each, so that a run that was killed goes on."""
-    import torch
-
-    model = torch.nn.Linear(1, 1)
-    checkpoint = labkit.Checkpoint(folder, model=model)
-    checkpoint.resume()
-    while checkpoint.step < steps:
-        dist.barrier()
-        checkpoint.step += 1
-        worker.log(checkpoint.step, pid=os.getpid())
-        checkpoint.save()
-        time.sleep(0.05)
 
 
 def first_value_s(on: Any) -> tuple[float, float]:

@@ -22,12 +22,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from tests import pretended_gpu
-from tests.benchmarks.foreign import EXAMPLES, RASCHKAS, commits, noise_for_mnist, random_tokens, some_pictures
 from tests.benchmarks.launch import free_port
 
 LONG_S = 900
@@ -73,6 +75,28 @@ class Program(NamedTuple):
     """Variables that its own launcher would set."""
 
 
+def random_tokens(folder: Path) -> None:
+    """Write what nanoGPT's prepare.py makes of a text."""
+    generator = torch.Generator().manual_seed(0)
+    (folder / "data" / "noise").mkdir(parents=True)
+    for part in ("train", "val"):
+        tokens = torch.randint(64, (10_000,), generator=generator, dtype=torch.int16)
+        (folder / "data" / "noise" / f"{part}.bin").write_bytes(tokens.numpy().tobytes())
+
+
+def noise_for_mnist(folder: Path) -> None:
+    """Write files of MNIST's form, with noise in them, where torchvision would put what it downloads."""
+    raw = folder / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for part, count in (("train", 640), ("t10k", 100)):
+        images = torch.randint(256, (count, 28, 28), generator=generator, dtype=torch.uint8)
+        labels = torch.randint(10, (count,), generator=generator, dtype=torch.uint8)
+        for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+            head = b"".join(n.to_bytes(4, "big") for n in (0x800 + values.dim(), *values.shape))
+            (raw / f"{part}-{name}-ubyte").write_bytes(head + values.numpy().tobytes())
+
+
 def mnist_beside(up: int, name: str) -> Callable[[Path], None]:
     """Return what writes MNIST's files, with noise in them, so many folders up."""
 
@@ -85,9 +109,17 @@ def mnist_beside(up: int, name: str) -> Callable[[Path], None]:
 
 
 def pictures_by_class(folder: Path) -> None:
-    """Write small pictures, in the folders that torchvision's `ImageFolder` and the program look for."""
-    some_pictures(folder)
-    (folder / "pictures" / "validation").rename(folder / "pictures" / "val")
+    """Write small pictures of noise, in the folders that torchvision's `ImageFolder` and the program look for."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 4)):
+        for name in ("cat", "dog"):
+            (folder / "pictures" / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(256, size=(32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "pictures" / part / name / f"{number}.png")
 
 
 def student_part(folder: Path) -> None:
@@ -168,6 +200,8 @@ def load(path, name):
     return Accuracy()
 '''
 
+EXAMPLES = "examples/distributed"
+RASCHKAS = "LLMs-from-scratch/appendix-A/01_main-chapter-code"
 SMALL_GPT = ("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--max_iters=4")
 TENSORS = f"{EXAMPLES}/tensor_parallelism"
 PROGRAMS = [
@@ -206,11 +240,6 @@ PROGRAMS = [
         world_size=1,
     ),
     Program(
-        *("PyTorch's examples: FSDP2/example.py", f"{EXAMPLES}/FSDP2", "example.py", ("--explicit-prefetching",)),
-        said=r"Running on rank .*|FSDP\w+\(",
-        gpus=2,
-    ),
-    Program(
         *("PyTorch's examples: tensor_parallelism/tensor_parallel_example.py", TENSORS, "tensor_parallel_example.py"),
         said=r"Starting PyTorch TP example on rank \d|Tensor Parallel .*",
         gpus=2,
@@ -220,12 +249,6 @@ PROGRAMS = [
         "sequence_parallel_example.py",
         said=r"Starting PyTorch Sequence Parallel example on rank \d|Sequence Parallel .*",
         gpus=2,
-    ),
-    Program(
-        *("PyTorch's examples: tensor_parallelism/fsdp_tp_example.py", TENSORS, "fsdp_tp_example.py"),
-        said=r"Starting PyTorch 2D .*|2D .*",
-        gpus=4,
-        world_size=4,
     ),
     Program(
         *("PyTorch's examples: minGPT-ddp/mingpt/main.py", f"{EXAMPLES}/minGPT-ddp/mingpt", "main.py"),
@@ -242,12 +265,6 @@ PROGRAMS = [
     Program(
         *("PyTorch's examples: rpc/rnn/main.py", f"{EXAMPLES}/rpc/rnn", "main.py"),
         said=r"Training epoch \d",
-        world_size=1,
-    ),
-    Program(
-        *("PyTorch's examples: rpc/ddp_rpc/main.py", f"{EXAMPLES}/rpc/ddp_rpc", "main.py"),
-        said=r"Training done for epoch \d+|.*completed successfully.",
-        gpus=2,
         world_size=1,
     ),
     Program(
@@ -311,15 +328,6 @@ PROGRAMS = [
         environment={"ACCELERATE_USE_CPU": "true"},
     ),
     Program(
-        *(
-            "Lightning: examples/pytorch/bug_report/bug_report_model.py",
-            "pytorch-lightning/examples/pytorch/bug_report",
-        ),
-        "bug_report_model.py",
-        said=r"test_loss +│",  # it sets no seed
-        gpus=2,
-    ),
-    Program(
         *("Lightning: examples/fabric/image_classifier/train_fabric.py", "pytorch-lightning/examples/fabric"),
         *("image_classifier/train_fabric.py", ("--epochs=1", "--batch-size=32")),
         r"Train Epoch.*|Test set: .*",
@@ -331,18 +339,6 @@ PROGRAMS = [
     Program(
         *("Transformers: tests/trainer/distributed/scripts/worker_seed.py", "transformers/tests/trainer/distributed"),
         *("scripts/worker_seed.py", ("--output_dir=out", "--use_cpu", "--report_to=none"), r"'train_loss': '?[-\d.]+"),
-    ),
-    Program(
-        *("timm: train.py", "pytorch-image-models", "train.py"),
-        (
-            *("--data-dir=pictures", "--model=resnet10t", "--device=cpu"),
-            *("--epochs=1", "--batch-size=4", "--workers=0", "--img-size=32", "--num-classes=2", "--log-interval=1"),
-            *("--warmup-epochs=0", "--cooldown-epochs=0", "--no-prefetcher", "--output=output", "--experiment=one"),
-        ),
-        r"Loss: +[\d.]+",
-        data=some_pictures,
-        made="24 pictures of noise",
-        needs=("torchvision", "yaml", "huggingface_hub", "safetensors"),
     ),
 ]
 
@@ -426,6 +422,18 @@ def row(program: Program, as_script: str, by_labkit: str) -> str:
     starts = "by torchrun" if program.world_size > 1 else "starts its processes itself"
     cells = [program.title, f"{where}, {starts}", program.made or "its own", as_script, by_labkit]
     return f"| {' | '.join(cells)} |".replace("\n", " ")
+
+
+def commits(chosen: list[Program], programs: Path) -> str:
+    """Return which copies were tried, as far as their folders are clones, when, and with what."""
+    found = {}
+    for name in sorted({program.folder.partition("/")[0] for program in chosen}):
+        if (programs / name / ".git").exists():
+            command = ["git", "-C", str(programs / name), "log", "-1", "--format=%h of %as"]
+            found[name] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    said = [f"{name} at {commit}" for name, commit in found.items() if commit]
+    said += [f"torch {torch.__version__.partition('+')[0]}", f"Python {sys.version.split()[0]}", "two ranks, gloo"]
+    return f"{time.strftime('%Y-%m-%d')}: {', '.join(said)}.\n"
 
 
 def main() -> None:

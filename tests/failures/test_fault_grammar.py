@@ -1,4 +1,4 @@
-"""Sixty faults drawn from the grammar of `tests/benchmarks/fault_grammar.py`: the right rank, on the right line.
+"""Sixty faults drawn from the grammar of `tests/support/fault_grammar.py`: the right rank, on the right line.
 
 And healthy programs with pauses, of which nothing is said.
 """
@@ -11,7 +11,7 @@ import random
 import pytest
 
 from labkit.monitor.asking import QUIET_S
-from tests.benchmarks import fault_grammar, healthy_programs
+from tests.support import fault_grammar, healthy_programs
 from tests.support.hangs import is_recorded
 from tests.support.tiers import few
 

@@ -20,7 +20,6 @@ import io
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LONG_S = float(os.environ.get("LABKIT_TWIN_S", 120))
+LONG_S = 120
 OWN = ".twin"
 """The folder for what is the harness's own; all else in the working folder is the twin's."""
 
@@ -113,14 +112,12 @@ class Outcome(NamedTuple):
 # The side of the tests
 
 
-def outcome(
-    twin: Twin, way: str, folder: Path, given: Path | None = None, long_s: float = LONG_S, ray: str = ""
-) -> Outcome:
-    """Run a twin in a folder that is made for it, a copy of `given`; raises TimeoutExpired after so many seconds.
+def outcome(twin: Twin, way: str, folder: Path, ray: str = "") -> Outcome:
+    """Run a twin in a folder that is made for it; raises TimeoutExpired after a while.
 
     `ray` is the address of a Ray cluster, for the way of this name; for "slurm", SLURM_CONF says where it is.
     """
-    shutil.copytree(given, folder) if given else folder.mkdir()
+    folder.mkdir()
     (folder / OWN).mkdir()
     for name, text in twin.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +140,7 @@ def outcome(
                 # A script finds its modules beside it; here it is the harness that lies beside it.
                 "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parents[2]), *_python_path())),
             },
-            timeout=long_s,
+            timeout=LONG_S,
             check=False,
         ).returncode
     written = sorted(_files(folder) - before - set(twin.leaves_by_chance))

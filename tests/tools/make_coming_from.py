@@ -1,8 +1,7 @@
 """The page for those who come from torchrun, mp.spawn or Accelerate: `python -m tests.tools.make_coming_from`.
 
-Made of the twins (`tests/support/idioms.py`, `tests/support/whole_programs.py`), whose tests say that each row is so,
-and of the table that `tests/benchmarks/foreign.py` has written. `tests/rank/test_idioms.py` fails where the page is not
-current.
+Made of the twins (`tests/support/idioms.py`, `tests/support/whole_programs.py`), whose tests say that each row is so.
+`tests/rank/test_idioms.py` fails where the page is not current.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from tests.support.whole_programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "notebooks" / "COMING_FROM.md"
-FOREIGN = ROOT / "tests" / "benchmarks" / "foreign.md"
 
 COLUMNS = {
     "spawn": "mp.spawn",
@@ -84,7 +82,6 @@ def details(twin: Twin) -> str:
 
 def page() -> str:
     """Return the page as Markdown."""
-    foreign = FOREIGN.read_text() if FOREIGN.exists() else ""
     return "\n".join(
         [
             "<!-- made by `python -m tests.tools.make_coming_from`; not to be changed by hand -->\n",
@@ -94,7 +91,6 @@ def page() -> str:
             "An empty field: not tried. *Reserved ranks* run it twice, and the second time counts.\n",
             "## Whole programs\n",
             table("small, of the form of public ones", PROGRAMS),
-            *(["### Programs that nobody here wrote\n", foreign] if foreign else []),
             "## The sources\n",
             *(details(twin) for twin in (*LISTED, *PROGRAMS)),
         ]

@@ -1,35 +1,26 @@
-"""Launch healthy programs with pauses at random places, and count those that are ended, or of which anything is said.
+"""Healthy programs with pauses at random places: none is to be ended, and nothing is to be said of one.
 
 One rank evaluates alone, compiles, reads or writes a file, computes, sleeps or has a child process at work while the
 others wait for it, or have returned. None of that is a fault. Some are functions, some are cells on reserved ranks.
-
-    python tests/benchmarks/healthy_programs.py --programs 200 --longest-s 20
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # started by its path, as a program
+import torch
+import torch.distributed as dist
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-import labkit  # noqa: E402
+import labkit
 
 PAUSES = ("sleeps", "computes", "evaluates", "compiles", "reads", "writes", "has a child")
 
@@ -129,27 +120,3 @@ def _as_cell(plan: Plan, on: Any) -> str:
 def _accuses(notice: str) -> bool:
     """Whether a notice is more than that a rank is new."""
     return bool(notice) and ("while rank" in notice or not (notice.startswith("rank") or "new since" in notice))
-
-
-def main() -> int:
-    """Try out programs, print those that were not left alone; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--longest-s", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    labkit.standby.off()
-    chance, count = random.Random(options.seed), Counter(programs=0, accused=0)
-    with labkit.Session(4) as session:
-        for _ in range(options.programs):
-            plan = Plan(chance, chance.choice([2, 3, 4]), options.longest_s)
-            said = try_out(plan, session)
-            count.update(programs=1, accused=int(said != ""))
-            if said:
-                print(f"ACCUSED: {vars(plan)}\n    {said[:1000]}", flush=True)
-    print(json.dumps(count))
-    return int(count["accused"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,41 +1,24 @@
-"""Draw faults from a grammar, launch them, and count: is the right rank blamed, on the right line, within 5 s?
+"""Faults drawn from a grammar, and launched: is the right rank blamed, on the right line?
 
 A case is a program: who, a fault, the group whose members wait, what carries the messages, how many ranks, and where
 they come from. What is right follows from how it is made: one rank does something at the line marked FAULT, the others
 wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
 
-Each rank notes the time at which it comes to its line. Time is counted from there, so that a slow start counts for
-nothing; ranks are forked with torch imported, unless `--cold` says otherwise. No case is drawn twice.
-
-    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1
+Each rank notes that it has come to its line. A run's own time limits are counted from there, so that a slow start
+counts for nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import itertools
-import json
 import random
 import re
-import sys
-import tempfile
 import textwrap
 import time
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # started by its path, as a program
-
-import labkit  # noqa: E402
-from tests.support import prefork, transports  # noqa: E402
-
-SOON_S = 5.0
-"""From the fault to the error on a quiet machine, at most."""
+import labkit
+from tests.support import transports
 
 SILENT_S = 2.0
 """`stall_s` of programs that nothing else ends. It begins when the ranks are at the fault."""
@@ -303,34 +286,12 @@ def draw(chance: random.Random, where: tuple[str, ...] = PLACES) -> Case:
     return Case(fault, group, chance.choice(TRANSPORTS), world_size, odd, chance.choice(where))
 
 
-def draw_different(chance: random.Random, where: tuple[str, ...] = PLACES) -> Iterator[Case]:
-    """Draw cases, none of them twice."""
-    drawn: set[Case] = set()
-    while True:
-        case = draw(chance, where)
-        if case not in drawn:
-            drawn.add(case)
-            yield case
-
-
 class Outcome(NamedTuple):
-    """What came of a case."""
+    """What came of a case: whether rank and line are right, and what was said."""
 
     rank: bool
     line: bool
-    took_s: float
-    """From the fault to the end, without the limit that had to pass."""
     said: str
-
-    @property
-    def is_right(self) -> bool:
-        """Whether rank and line are right; how soon it was depends on the machine."""
-        return self.rank and self.line
-
-    @property
-    def is_soon(self) -> bool:
-        """Whether it came soon after the fault."""
-        return self.took_s <= SOON_S
 
 
 def lines_of(source: str, mark: str) -> list[int]:
@@ -359,44 +320,38 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
             live=False,
             wait=False,
         )
-        reached_s = _follow(run, case, notes)
-        ended_s = time.time()
+        is_reached = _follow(run, case, notes)
         if not run.over.is_set():
             run.stop(0)
-            where = "" if reached_s else ", and has not come to the fault"
-            return Outcome(False, False, ENDED_S, f"goes on{where}: {run.states}")
+            where = "" if is_reached else ", and has not come to the fault"
+            return Outcome(False, False, f"goes on{where}: {run.states}")
     if run.error is None:
-        return Outcome(False, False, ENDED_S, f"{run.status}, without an error")
+        return Outcome(False, False, f"{run.status}, without an error")
     said = str(run.error)
-    if reached_s is None:
-        return Outcome(False, False, ENDED_S, f"ended before rank {case.odd} had come to the fault\n{said}")
+    if not is_reached:
+        return Outcome(False, False, f"ended before rank {case.odd} had come to the fault\n{said}")
     right = "|".join(map(str, lines_of(case.source, fault.line)))
     has_line = not fault.line or re.search(rf"{re.escape(file.name)}, line ({right})\b", _plain(said)) is not None
-    took_s = ended_s - reached_s - case.limit_s
-    return Outcome(run.error.rank in case.right, has_line and fault.said in said, took_s, said)
+    return Outcome(run.error.rank in case.right, has_line and fault.said in said, said)
 
 
-def _follow(run: labkit.Run, case: Case, notes: Path) -> float | None:
-    """Wait for the end of a run; return when the fault happened and the others waited, as `time.time()`.
+def _follow(run: labkit.Run, case: Case, notes: Path) -> bool:
+    """Wait for the end of a run; return whether the rank at fault came to its line.
 
-    Its `stall_s` does not run before, as it does not while somebody is at a prompt.
-
-    Returns:
-        None if the fault has not happened.
+    Its `stall_s` does not run before all have come to theirs, as it does not while somebody is at a prompt.
     """
     is_reached, until_s = False, time.monotonic() + REACHED_S
     while not run.over.wait(0.02) and time.monotonic() < until_s:
         if not is_reached:
-            is_reached = set(_noted_s(notes)) == set(case.members)
+            is_reached = _noted(notes) == set(case.members)
             (run.paused_by.discard if is_reached else run.paused_by.add)(run._asking)
             until_s = time.monotonic() + ENDED_S if is_reached else until_s
-    noted_s = _noted_s(notes)
-    return max(noted_s.values()) if case.odd in noted_s else None
+    return case.odd in _noted(notes)
 
 
-def _noted_s(notes: Path) -> dict[int, float]:
-    """Return when ranks came to their line, by rank."""
-    return {int(note.name): float(note.read_text()) for note in notes.iterdir() if note.name.isdecimal()}
+def _noted(notes: Path) -> set[int]:
+    """Return the ranks that have come to their line."""
+    return {int(note.name) for note in notes.iterdir() if note.name.isdecimal()}
 
 
 def _plain(said: str) -> str:
@@ -406,51 +361,3 @@ def _plain(said: str) -> str:
             path, _, rest = at.removeprefix('File "').partition('", ')
             said = said.replace(at, f"{Path(path).name}, {rest}")
     return said
-
-
-def begins(worker: Any) -> None:
-    """Do nothing, on ranks that have begun."""
-
-
-@contextlib.contextmanager
-def sessions() -> Any:
-    """Give a function that returns reserved ranks, as many as are needed."""
-    with contextlib.ExitStack() as closing:
-        made: dict[int, Any] = {}
-
-        def get(case: Case) -> Any:
-            if case.where != "reserved":
-                return None
-            if not made:
-                made[0] = closing.enter_context(labkit.Session(4))
-                labkit.launch(begins, on=made[0], live=False)  # their start counts for no case
-            return made[0]
-
-        yield get
-
-
-def main() -> int:
-    """Draw and try out cases, print what fails and the counts; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
-    parser.add_argument("--cold", action="store_true", help="new ranks start as a reader's do")
-    options = parser.parse_args()
-    labkit.standby.off()
-    count = Counter(cases=0, wrong=0, late=0)
-    drawn = draw_different(random.Random(options.seed), tuple(options.where))
-    with prefork.in_use(not options.cold), tempfile.TemporaryDirectory() as folder, sessions() as get:
-        for case in itertools.islice(drawn, options.cases):
-            found = try_out(case, get(case), Path(folder))
-            count.update(cases=1, wrong=int(not found.is_right), late=int(not found.is_soon))
-            if not found.is_right:
-                print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")
-            elif not found.is_soon:
-                print(f"LATE by {found.took_s - SOON_S:.1f} s: {case}")
-    print(json.dumps(count))
-    return int(count["wrong"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
