@@ -1,4 +1,4 @@
-"""labkit on a GPU: `make test-gpu`. Where there is none, what does not need one runs on CPU, so that it is ready.
+"""labkit on a GPU: `make test-gpu`. Where there is none, `make test-wide` runs on the CPU what does not need one.
 
 Each test says what it found, for the table that `python -m tests.gpu` writes.
 """
@@ -32,9 +32,10 @@ from tests.support.weights import difference, whole_weights
 
 SESSION_RANKS = 4
 
-pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
 GPUS = torch.cuda.device_count()
+MARKS = [pytest.mark.gpu, pytest.mark.spawns, *([] if GPUS else [pytest.mark.wide])]
+pytestmark = MARKS
 DEVICE = "cuda" if GPUS else "cpu"
 CLOSE = 1e-9
 """Greatest difference of float64 weights from those of one process: on a GPU sums are taken in another order."""

@@ -18,10 +18,10 @@ from torch import nn
 
 import labkit
 from tests.conftest import LONG_S, wait_for_step
-from tests.gpu.test_gpu import DEVICE, GPUS, MIB, SHARE, needs_gpu, needs_two, train
+from tests.gpu.test_gpu import DEVICE, GPUS, MARKS, MIB, SHARE, needs_gpu, needs_two, train
 from tests.pretended_gpu import is_on
 
-pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
+pytestmark = MARKS
 
 needs_real = pytest.mark.skipif(not GPUS or is_on(), reason="found no GPU: a pretended one has no kernels and no time")
 

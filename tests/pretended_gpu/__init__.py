@@ -16,7 +16,7 @@ it was started inside. Four modules:
 What is pretended: devices of tensors, also in threads and in autograd's hooks (a CPU backward pass runs in the thread
 that calls it); "Expected all tensors to be on the same device"; `.numpy()` of a CUDA tensor; a CPU generator for a CUDA
 tensor; CUDA's lazy initialisation by PyTorch's own code, with the calls it has queued; `CUDA_VISIBLE_DEVICES`; "invalid
-device ordinal"; a driver that is too old (`LABKIT_PRETENDED_DRIVER=old`); a device-side assert that breaks the context
+device ordinal"; a device-side assert that breaks the context
 (`LABKIT_PRETENDED_ASSERT=1`: an index out of range on a CUDA tensor); "No backend type associated with device type cpu"
 for NCCL alone; two ranks of one NCCL group on one GPU; point to point and functional collectives of CUDA tensors over
 gloo; files and pickles that remember a device.
@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-DEVICES, LOG, DRIVER = "LABKIT_PRETENDED_GPUS", "LABKIT_PRETENDED_LOG", "LABKIT_PRETENDED_DRIVER"
+DEVICES, LOG = "LABKIT_PRETENDED_GPUS", "LABKIT_PRETENDED_LOG"
 SITE = Path(__file__).parent / "site"
 ROOT = Path(__file__).parent.parent.parent
 

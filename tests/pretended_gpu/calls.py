@@ -193,22 +193,11 @@ def off(ranks: Any, title: str) -> float:
 
 
 @call
-def quick_strategies() -> Any:
-    """A few strategies."""
-    return _differences(("DDP", "FSDP2", "1F1B", "context parallel", "tensor parallel"))
-
-
-@call
-def all_strategies() -> Any:
-    """Every strategy."""
-    return _differences(tuple(transformer.ALL))
-
-
-def _differences(titles: tuple[str, ...]) -> dict[str, Any]:
+def strategies() -> Any:
     """Return how far each strategy is from one process, or what it raised, and the devices that were used."""
     found: dict[str, Any] = {"on": []}
     for fits in (True, False):  # those that have a GPU for each rank, and those that have not
-        some = {title: transformer.ALL[title].ranks(max(2, GPUS)) for title in titles}
+        some = {title: way.ranks(max(2, GPUS)) for title, way in transformer.ALL.items()}
         some = {title: ranks for title, ranks in some.items() if (ranks <= GPUS) == fits}
         if not some:
             continue

@@ -16,11 +16,6 @@ from typing import Any
 import torch
 
 TOTAL_BYTES = 16 * 2**30
-OLD_DRIVER = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
-    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: "
-    "https://pytorch.org to install a PyTorch version that has been compiled with your version of the CUDA driver."
-)
 ASSERTED = (
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other API "
     "call, so the stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
@@ -53,11 +48,6 @@ def record(what: str, **details: Any) -> None:
 def all_devices() -> int:
     """How many the machine has."""
     return int(os.environ.get("LABKIT_PRETENDED_GPUS") or 0)
-
-
-def is_usable() -> bool:
-    """Whether the driver suits."""
-    return os.environ.get("LABKIT_PRETENDED_DRIVER") != "old"
 
 
 def visible() -> int:
@@ -118,15 +108,9 @@ def add_bytes(device: int, size: int) -> None:
 
 
 def _init() -> None:
-    if not is_usable():
-        raise RuntimeError(OLD_DRIVER)
     if not visible():
         raise RuntimeError("No CUDA GPUs are available")
     record("initialise")
-
-
-def _count() -> int:
-    return visible() if is_usable() else 0
 
 
 def _set_device(device: int) -> None:
@@ -276,7 +260,7 @@ def install() -> None:
     cuda, c = torch.cuda, torch._C
     for name, function in {
         "_cuda_init": _init,
-        "_cuda_getDeviceCount": _count,
+        "_cuda_getDeviceCount": visible,
         "_cuda_setDevice": _set_device,
         "_cuda_getDevice": _get_device,
         "_cuda_exchangeDevice": _exchange,
@@ -286,7 +270,7 @@ def install() -> None:
         "_cuda_emptyCache": lambda *_: record("empty_cache"),
         "_cuda_canDeviceAccessPeer": lambda *_: True,
         "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_get_accelerator": lambda *_: torch.device("cuda" if _count() else "cpu"),
+        "_get_accelerator": lambda *_: torch.device("cuda" if visible() else "cpu"),
         "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
         "_accelerator_getDeviceIndex": current,
         "_accelerator_setDeviceIndex": _set_device,
@@ -344,7 +328,7 @@ def install() -> None:
     cuda._queued_calls.clear()
     _profile_the_host_only()
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment, misc]
-    torch.accelerator.is_available = lambda: _count() > 0  # type: ignore[assignment]
+    torch.accelerator.is_available = lambda: visible() > 0  # type: ignore[assignment]
     torch.accelerator.device_count = visible  # type: ignore[assignment]
     torch.cuda.nccl.version = lambda: (2, 27, 3)  # type: ignore[assignment]
     torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda self: None  # type: ignore[attr-defined]
