@@ -16,7 +16,7 @@ import course
 from course import answers, handout
 from course.exercises import find, progress
 from labkit.ui import kernel
-from tests.lessons.test_notebooks import FOLDER
+from tests.tools.run_notebooks import FOLDER
 
 MINE = '''
 import math
@@ -92,6 +92,8 @@ def test_an_answer_that_needs_another_cell_is_not_kept_and_one_that_cannot_be_bu
 @pytest.mark.spawns
 def test_lessons_of_a_handed_out_copy_go_on_with_references_that_are_not_read_by_accident(tmp_path):
     folder = handout.hand_out(tmp_path / "handout")
+    assert {path.name for path in folder.glob("*.ipynb")} == {path.name for path in FOLDER.glob("*.ipynb")}
+    assert not list(folder.rglob("__pycache__"))
     sealed = json.loads((folder / "course" / "exercises" / "sealed.json").read_text())
     assert {"average_gradients", "outer_step", "bubble", "zero1_step", "listen_for_stop", "zero_bubble"} <= set(sealed)
     for name, text in sealed.items():

@@ -198,26 +198,6 @@ def test_slurm_starts_what_is_said_to_start(letter, slurm, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("tasks", "srun", "starts"),
-    [
-        ("--ntasks-per-node=4", "srun --ntasks-per-node=1", 8),
-        ("--ntasks-per-node=4", "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1", 2),
-        ("--ntasks-per-node=1", "srun --ntasks-per-node=4", 2),
-        ("--ntasks-per-node=1", "srun -n 8", 0),
-        ("--ntasks-per-node=1 --cpus-per-task=4", "srun -n 8", 8),
-        ("--cpus-per-task=4", "srun --ntasks-per-node=2", 4),
-    ],
-)
-def test_slurm_starts_as_many_tasks_as_are_said_to_start(tasks, srun, starts, slurm, tmp_path):
-    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH {tasks}\n{srun} python train.py\n"
-    for calls in (batch_scripts.run(text).calls, calls_on(slurm, tmp_path, text)):
-        assert len(calls) == starts
-        assert len({call.variables["NODE"] for call in calls}) == (2 if starts else 0)
-
-
-@pytest.mark.cluster
-@pytest.mark.wide
 def test_only_a_signal_to_a_batch_script_that_waits_twice_lets_it_save(slurm, tmp_path):
     """As it is, with its line mended, and mended but with one wait; all at once, as SLURM takes its time."""
     stand_in = tmp_path / "python"

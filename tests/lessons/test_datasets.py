@@ -122,16 +122,6 @@ def test_digits_are_split_the_same_way_whatever_the_seed():
         assert torch.equal(one.labels, other.labels)
 
 
-def test_a_batch_at_once_equals_its_items_one_by_one():
-    train = load("digits").train
-    indices = [5, 0, 1437, 5]
-    batch = train.__getitems__(indices)
-    assert [label for _, label in batch] == [train[i][1] for i in indices]
-    assert all(torch.equal(image, train[i][0]) for (image, _), i in zip(batch, indices, strict=True))
-    images, labels = next(iter(torch.utils.data.DataLoader(train, batch_size=4)))
-    assert (images.shape, labels.dtype) == ((4, 1, 28, 28), torch.int64)
-
-
 @pytest.mark.parametrize("gzipped", [False, True], ids=["plain", "gzipped"])
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
 def test_mnist_is_read_from_a_folder_that_cannot_be_written(tmp_path, name, folder, gzipped):
@@ -145,15 +135,11 @@ def test_mnist_is_read_from_a_folder_that_cannot_be_written(tmp_path, name, fold
         tmp_path.chmod(0o755)
         raw.chmod(0o755)
     train_images = written[0][0][:, None]
+    assert [len(split) for split in load(name, raw)] == [60, 20], "the files may lie in the root itself"
     for found, (images, labels) in zip(splits, written, strict=True):
         check(found, images[:, None], labels, train_images)
     # The superuser may write anyway, so look.
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
-
-
-def test_mnists_files_may_lie_in_the_root_itself(tmp_path):
-    raw, _ = write_mnist(tmp_path, gzipped=True)
-    assert [len(split) for split in load("mnist", raw)] == [60, 20]
 
 
 def test_cifar10_is_read_from_its_pickled_batches(tmp_path, write_cifar10):
@@ -188,7 +174,6 @@ def test_cifar10_is_read_from_its_binary_version(tmp_path):
     ("content", "error", "said"),
     [
         (b"cut", ValueError, "data_batch_2.bin is truncated: an image takes 3,073 bytes, and it has 3"),
-        (b"", ValueError, "and it has 0"),
         (bytes([17]) * 3073, ValueError, "its labels are 0 to 9, found 17"),
         (None, FileNotFoundError, "no data_batch_2.bin in .*cifar-10-binary.tar.gz"),
     ],
@@ -200,10 +185,9 @@ def test_bad_files_of_the_binary_version_are_told(tmp_path, content, error, said
         load("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("by_path", [False, True], ids=["root=", "as the name"])
-def test_a_folder_of_images_keeps_a_fifth_for_testing(tmp_path, by_path):
+def test_a_folder_of_images_keeps_a_fifth_for_testing(tmp_path):
     root = write_folder(tmp_path)
-    splits = load(str(root), image_size=16) if by_path else load("folder", root, image_size=16)
+    splits = load(str(root), image_size=16)
     assert [len(split) for split in splits] == [24, 6]
     for split in splits:
         for image, label in split:
@@ -260,15 +244,8 @@ BAD_INPUT = {
     "no files": (lambda root: ("mnist", root), FileNotFoundError, rf"no {IMAGES} .*download=True\) once, before"),
     "missing file": (mnist_with(LABELS, lambda _: None), FileNotFoundError, f"no {LABELS} .*Put the four files"),
     "truncated gzip": (mnist_with(f"{IMAGES}.gz", cut(200)), ValueError, rf"{IMAGES}.gz is not a whole gzip.*again"),
-    "damaged gzip": (
-        mnist_with(f"{IMAGES}.gz", lambda content: content[:500] + bytes(100) + content[600:]),
-        ValueError,
-        f"{IMAGES}.gz is not a whole gzip",
-    ),
     "truncated idx": (mnist_with(IMAGES, cut(-1)), ValueError, f"{IMAGES} is truncated.*60 images.*47,056.*47,055"),
-    "idx cut in its header": (mnist_with(IMAGES, cut(10)), ValueError, f"{IMAGES} is truncated"),
     "idx too long": (mnist_with(IMAGES, lambda content: content + b"!"), ValueError, f"{IMAGES} is truncated or dam"),
-    "empty idx": (mnist_with(IMAGES, cut(0)), ValueError, f"{IMAGES} is "),
     "foreign file": (
         mnist_with(IMAGES, lambda _: idx(np.zeros(60, np.uint8))),
         ValueError,
@@ -281,10 +258,7 @@ BAD_INPUT = {
     ),
     "no cifar10": (lambda root: ("cifar10", root), FileNotFoundError, r"no data_batch_1 in .*cifar-10-python.tar.gz"),
     "folder without root": (lambda _: ("folder", None), ValueError, r"load\('folder'\) needs root="),
-    "no such folder": (lambda root: ("folder", root / "pets"), FileNotFoundError, "no folder .*pets; it should hold"),
     "empty folder": (folder_with(), FileNotFoundError, "should hold a folder of images for each class"),
-    "empty class": (folder_with("cat"), FileNotFoundError, "should hold a folder of images for each class.*cat"),
-    "empty train and test": (folder_with("train", "test"), FileNotFoundError, "should hold a folder of images"),
     "other classes": (other_classes, ValueError, "hold different classes: dog, owl"),
 }
 
@@ -299,7 +273,6 @@ def test_bad_input_is_named_and_the_next_step_said(tmp_path, spoil, error, said)
 @pytest.mark.parametrize(
     ("file", "content", "error", "said"),
     [
-        ("data_batch_3", b"cut", ValueError, "truncated or is not CIFAR-10's.*Unpack"),
         ("batches.meta", b"cut", ValueError, "truncated or is not CIFAR-10's.*Unpack"),
         ("test_batch", None, FileNotFoundError, "no test_batch in "),
     ],

@@ -1,4 +1,4 @@
-"""Exercises: every wrong answer gets its message, planted mistakes are caught, and no answer ends the check."""
+"""Exercises: every wrong answer gets its message, and no answer ends the check."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from course.exercises.traffic import Endless, Event, time_limit, waited_for_core
 from labkit.ui import kernel
 from tests.conftest import shared_session
 from tests.support.hangs import is_recorded
-from tests.support.mutants import mutants
 from tests.support.tiers import few
 from tests.support.wrong_answers import wrong_answers
-from tests.tools.run_notebooks import FOLDER, LESSONS, declared, execute
+from tests.tools.run_notebooks import LESSONS, declared
 
 TABLE = exercises.table()
 ON_RANKS = [name for name, exercise in TABLE.items() if exercise.needs_ranks]
@@ -40,20 +39,6 @@ BY_THEMSELVES = [name for name in TABLE if name not in ON_RANKS]
 
 RUN_BASH = {"mended_line"}
 """Exercises whose answers are tried in a shell."""
-
-PATIENCE_S = 0.25
-"""How long mutants may wait for each other: many of them hang."""
-
-EQUIVALENT = {
-    "broadcast_tree": {"line 4: Lt → LtE": "one more round, in which nobody has anything to do"},
-    "average_in_buckets": {"line 3: 0 → 1": "no gradient has a single byte"},
-    "local_indices": {"line 3: Add → Sub": "epochs differ as well if they are taken off the seed"},
-    "shares_of_batches": {
-        "line 3: Add → Sub": "epochs differ as well if they are taken off the seed",
-        "line 8: the last one left out": "a batch begins before the last sample",
-    },
-}
-"""Mutants that change nothing that was asked for, and why."""
 
 
 def tried_here(name):
@@ -135,24 +120,14 @@ def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name
     assert "answers" in declared(lesson)
 
 
-@pytest.mark.notebook
-@pytest.mark.wide
-def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
-    executed = nbformat.read(execute(FOLDER / "02_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
-    shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "course.check" in cell.source]
-    assert len(shown) == 1
-    assert all("unsolved: the notebook runs with answers = 'none'" in output.data["text/plain"] for output in shown)
-
-
 # Answers that are tried in the notebook's own process
 
 
-@pytest.mark.parametrize("name", map(tried_here, BY_THEMSELVES))
+@pytest.mark.parametrize("name", [*map(tried_here, BY_THEMSELVES)])
 def test_a_plain_function_is_tried_without_ranks(name):
     exercise = TABLE[name]
     assert try_answer(exercise, exercise.solution).passed
     told_everything(exercise)
-    caught_all(exercise)
 
 
 def said_in(message, said):
@@ -171,21 +146,6 @@ def told_everything(exercise):
     ]
     assert not missing, "\n".join(missing)
     assert not any(result.passed for result in found.values())
-
-
-def caught_all(exercise):
-    """Every mutant of the reference is caught but those that change nothing."""
-    names = vars(inspect.getmodule(exercise.solution))
-    tried = dict(mutants(exercise.solution_source, names))
-    survivors = {title for title, mutant in tried.items() if try_answer(exercise, mutant, PATIENCE_S).passed}
-    assert survivors <= set(EQUIVALENT.get(exercise.name, {})), "what survives is what changes nothing"
-    assert tried
-
-
-def test_all_but_one_mutant_in_twenty_must_be_caught():
-    count = sum(len(list(mutants(e.solution_source, vars(inspect.getmodule(e.solution))))) for e in TABLE.values())
-    assert sum(map(len, EQUIVALENT.values())) <= 0.05 * count
-    assert count > 150
 
 
 def bubble_in_which(body):
@@ -249,11 +209,6 @@ def test_a_slow_answer_has_its_time_on_a_busy_machine():
             other.kill()
             other.communicate()
     assert took_s > 0.5, "longer than the limit"
-
-
-def sleep_for_ever():
-    while True:
-        time.sleep(0.01)
 
 
 def compute(seconds):
@@ -375,7 +330,7 @@ def _body_of(exercise):
 # Handing out
 
 
-@pytest.mark.parametrize("name", map(tried_here, TABLE))
+@pytest.mark.parametrize("name", TABLE)
 def test_a_handed_out_exercise_has_all_but_the_solution(name):
     exercise = TABLE[name]
     source = handout.without_reference(inspect.getsource(inspect.getmodule(exercise.solution)))
@@ -387,17 +342,6 @@ def test_a_handed_out_exercise_has_all_but_the_solution(name):
     assert found.EXERCISE.cases == exercise.cases
     with pytest.raises(NotImplementedError, match="withheld"):
         found.EXERCISE.solution(*[None] * len(inspect.signature(exercise.solution).parameters))
-    if not exercise.needs_ranks:
-        assert try_answer(found.EXERCISE, exercise.solution).state == PASSED
-        assert try_answer(found.EXERCISE, wrong_answers(name)[0].function).state == WRONG
-
-
-def test_a_handed_out_folder_has_the_lessons_and_no_progress(tmp_path):
-    folder = handout.hand_out(tmp_path / "handout")
-    assert {path.name for path in folder.glob("*.ipynb")} == {path.name for path in FOLDER.glob("*.ipynb")}
-    assert not list(folder.rglob("__pycache__"))
-    source = (folder / "course" / "exercises" / "bubble.py").read_text()
-    assert "withheld" in source
 
 
 # Answers that are tried on ranks
@@ -417,12 +361,6 @@ def test_the_reference_is_right(on_ranks, name):
 @pytest.mark.parametrize("name", few(ON_RANKS, 3))
 def test_every_wrong_answer_is_told_what_is_wrong(on_ranks, name):
     told_everything(TABLE[name])
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("name", few(ON_RANKS, 4))
-def test_mistakes_planted_by_machine_are_caught(on_ranks, name):
-    caught_all(TABLE[name])
 
 
 def answer(name, body, imports="import os, signal, sys, time, torch"):

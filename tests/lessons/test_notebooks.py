@@ -1,4 +1,4 @@
-"""Every lesson: well formed, green headless, small and readable when executed."""
+"""Every lesson: well formed; green headless in the copy that students get, small and readable when executed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import torch
 
+from course import handout
 from tests.support.tiers import few
 from tests.tools.course_table import (
     LINES_A_MINUTE,
@@ -26,86 +27,98 @@ NAMES = [lesson.stem for lesson in LESSONS]
 PLOTLY = "application/vnd.plotly.v1+json"
 
 
-def outputs(notebook):
-    return [(cell, output) for cell in notebook.cells for output in cell.get("outputs", [])]
+NOTEBOOKS = {lesson.stem: nbformat.read(lesson, as_version=4) for lesson in LESSONS}
 
 
-def number(lesson):
-    """ "16", of a lesson's file."""
-    return lesson.stem.split("_")[0]
-
-
-@pytest.fixture(params=LESSONS, ids=NAMES)
-def lesson(request):
+@pytest.fixture(params=NAMES)
+def name(request):
     return request.param
 
 
-def test_a_lesson_is_committed_clean(lesson):
-    notebook = nbformat.read(lesson, as_version=4)
+@pytest.fixture
+def notebook(name):
+    return NOTEBOOKS[name]
+
+
+@pytest.fixture
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_a_lesson_is_committed_clean(name, notebook, code):
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
     assert notebook.metadata.kernelspec.name == "python3"
     assert notebook.metadata.language_info.file_extension == ".py", "what `nbconvert --to script` writes"
-    assert notebook.cells[0].source.startswith(f"# {number(lesson)} · ")
+    assert notebook.cells[0].source.startswith(f"# {name[:2]} · ")
 
 
-def test_a_lesson_has_one_cell_of_plain_parameters(lesson):
-    notebook = nbformat.read(lesson, as_version=4)
-    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert len(cells) == 1
-    for statement in ast.parse(cells[0].source).body:
+def test_a_lesson_has_one_cell_of_plain_parameters(name, code):
+    (cell,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
+    for statement in ast.parse(cell.source).body:
         assert isinstance(statement, ast.Assign)
         ast.literal_eval(statement.value)
-    assert {"seed", "dataset", "data_root"} <= declared(lesson)
+    assert {"seed", "dataset", "data_root"} <= declared(FOLDER / f"{name}.ipynb")
 
 
-def test_a_lesson_checks_its_own_claim_and_ends_with_questions(lesson):
-    notebook = nbformat.read(lesson, as_version=4)
-    last_code = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
-    assert last_code.source.count("assert ") >= 3
+def test_a_lesson_checks_its_own_claim_and_ends_with_questions(notebook, code):
+    assert code[-1].source.count("assert ") >= 3
     assert any(cell.source.startswith("## Change this and run again") for cell in notebook.cells[-2:])
 
 
-def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(lesson):
-    code = [cell.source for cell in nbformat.read(lesson, 4).cells if cell.cell_type == "code"]
-    reserved = {name for source in code for name in re.findall(r"^(\w+) = labkit\.Session\(", source, re.MULTILINE)}
-    assert [name for name in reserved for source in code if f"\n{name}.close()" in f"\n{source}"] == []
+def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(code):
+    text = "\n".join(cell.source for cell in code)
+    reserved = re.findall(r"^(\w+) = labkit\.Session\(", text, re.MULTILINE)
+    assert not re.search(rf"^(?:{'|'.join(['ranks', *reserved])})\.close\(\)|^%ranks --end", text, re.MULTILINE)
 
 
-def test_no_cell_is_too_long_to_be_read(lesson):
+def test_no_cell_is_too_long_to_be_read(name, code):
     """But those that draw, and are hidden until they are asked for. Lessons for beginners have shorter ones.
 
     A whole script that a cell writes to a file may have 76 lines: somebody is to take it away as it is.
     """
-    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
-    shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
-    most = 20 if number(lesson) <= "07" else 30
+    shown = [cell for cell in code if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    most = 20 if name[:2] <= "07" else 30
     counts = [(cell, cell.source.count("\n") + 1) for cell in shown]
     long = {c.id: lines for c, lines in counts if lines > (76 if c.source.startswith("%%writefile") else most)}
     assert long == {}
 
 
-def test_the_line_that_fails_where_a_lesson_was_moved_away_from_the_course_says_where_it_lies(lesson):
-    lines = [
-        line
-        for cell in nbformat.read(lesson, as_version=4).cells
-        if cell.cell_type == "code"
-        for line in cell.source.splitlines()
-        if re.match("(?:import|from) course", line)
-    ]
-    assert lines[0].endswith("  # the folder beside this notebook: its kernel must start there")
+def test_the_line_that_fails_where_a_lesson_was_moved_away_from_the_course_says_where_it_lies(code):
+    lines = (line for cell in code for line in cell.source.splitlines() if re.match("(?:import|from) course", line))
+    assert next(lines).endswith("  # the folder beside this notebook: its kernel must start there")
 
 
-def test_links_between_lessons_lead_somewhere(lesson):
-    for cell in nbformat.read(lesson, as_version=4).cells:
+def test_links_between_lessons_lead_somewhere(notebook):
+    for cell in notebook.cells:
         for target in re.findall(r"\]\(([^)#]+\.ipynb)\)", cell.source):
             assert (FOLDER / target).is_file(), target
 
 
-def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="declares no parameter sed; it has"):
-        execute(LESSONS[0], tmp_path, {"sed": 1})
+def test_an_exercise_comes_before_its_answer(code):
+    """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
+    defined = set()
+    for cell in code:
+        names = set(re.findall(r"^\s*def (\w+)\(", cell.source, re.MULTILINE))
+        if "exercise" in cell.metadata.get("tags", []):
+            asked = names & set(re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE))
+            assert not asked & defined, f"{asked} is answered before it is asked"
+        defined |= names
+
+
+def test_the_reference_never_takes_the_name_of_what_you_write(code):
+    """Else a check that is run again would note the reference as the learner's own."""
+    for cell in code:
+        for taken, asked in re.findall(r"(\w+), \w+ = course\.mine\(\s*\"(\w+)\"", cell.source):
+            assert taken != asked, cell.id
+
+
+# Run from the copy that students get
+
+
+@pytest.fixture(scope="session")
+def handed_out(tmp_path_factory):
+    return handout.hand_out(tmp_path_factory.mktemp("handed-out") / "course")
 
 
 MARKS = {name: [pytest.mark.cold] for name in COLD}
@@ -120,25 +133,39 @@ OF_EACH_KIND = {"08", "09", "11", "12", "13", "14", "15", "17", "19", "22", "24"
     "name",
     few(
         [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES],
-        lambda name: name.values[0] < "08" or name.values[0].split("_")[0] in OF_EACH_KIND,
+        lambda name: name.values[0] < "08" or name.values[0][:2] in OF_EACH_KIND,
     ),
 )
-def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
-    executed = execute(FOLDER / f"{name}.ipynb", tmp_path)
+def test_a_lesson_runs_headless_and_stays_small_and_readable(name, handed_out, tmp_path):
+    """With its exercises unsolved: `test_exercises.py` tries the references."""
+    lesson = handed_out / f"{name}.ipynb"
+    unsolved = {"answers": "none"} if "answers" in declared(lesson) else {}
+    executed = execute(lesson, tmp_path, unsolved, cwd=handed_out)
     text = executed.read_text()
     assert executed.stat().st_size <= LIMIT_BYTES
     assert "widget-view+json" not in text
     assert "cdn.plot.ly" not in text
     assert "<script" not in text
+    assert not re.findall(r'<(?:link|img)[^>]+(?:src|href)=\\?"https?://', text), "it is shown with no network"
     notebook = nbformat.read(executed, as_version=4)
     assert "widgets" not in notebook.metadata
-    charts = [o.data[PLOTLY] for _, o in outputs(notebook) if PLOTLY in o.get("data", {})]
+    shown = [(cell, output.get("data", {})) for cell in notebook.cells for output in cell.get("outputs", [])]
+    charts = [data[PLOTLY] for _, data in shown if PLOTLY in data]
     assert charts, "a lesson shows something"
     assert all(chart["data"] for chart in charts), "no chart is blank"
+    checks = [data["text/plain"] for cell, data in shown if "course.check(" in cell.source]
+    assert all("unsolved: the notebook runs with answers = 'none'" in check for check in checks)
     if sys.platform == "linux" and not torch.cuda.is_available():  # elsewhere nobody counts what is sent
-        tables = "".join(output.get("data", {}).get("text/html", "") for _, output in outputs(notebook))
+        tables = "".join(data.get("text/html", "") for _, data in shown)
         assert not re.search(r"<td[^>]*>\s*nan\s*</td>", tables, re.IGNORECASE), "a number is missing"
-    assert not re.findall(r'<(?:link|img)[^>]+(?:src|href)=\\?"https?://', text), "it is shown with no network"
+
+
+def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="declares no parameter sed; it has"):
+        execute(LESSONS[0], tmp_path, {"sed": 1})
+
+
+# The course's table and routes
 
 
 def test_the_table_of_the_course_lists_every_lesson():
@@ -146,7 +173,7 @@ def test_the_table_of_the_course_lists_every_lesson():
     assert [lesson.name for lesson in lessons] == NAMES
     for lesson in lessons:
         assert lesson.question
-        assert set(filter(None, lesson.needs.split(", "))) < set(map(number, LESSONS))
+        assert set(filter(None, lesson.needs.split(", "))) < {name[:2] for name in NAMES}
 
 
 ROUTE = re.compile(r"^\| \*\*(.+?)\*\*[^|]*\| ([^|]+) \| ([\d.]+) hours \|$", re.MULTILINE)
@@ -181,65 +208,8 @@ def test_a_route_contains_what_its_lessons_need():
             assert set(filter(None, each.needs.split(", "))) <= there, f"{each.name} in {name}"
 
 
-def test_an_exercise_comes_before_its_answer():
-    """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
-    for lesson in LESSONS:
-        cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
-        defined = set()
-        for cell in cells:
-            names = set(re.findall(r"^\s*def (\w+)\(", cell.source, re.MULTILINE))
-            if "exercise" in cell.metadata.get("tags", []):
-                asked = names & set(re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE))
-                assert not asked & defined, f"{lesson.stem} answers {asked} before it asks"
-            defined |= names
-
-
-def test_the_reference_never_takes_the_name_of_what_you_write():
-    """Else a check that is run again would note the reference as the learner's own."""
-    for lesson in LESSONS:
-        for cell in nbformat.read(lesson, as_version=4).cells:
-            for taken, asked in re.findall(r"(\w+), \w+ = course\.mine\(\s*\"(\w+)\"", cell.source):
-                assert taken != asked, f"{lesson.stem}: {cell.id}"
-
-
-BEFORE = {
-    "00_start_here": "mean_over_ranks",
-    "11_from_a_cell_to_ranks": "task_for_ranks",
-    "01_collectives": ("ring_all_reduce", "batch_isend_irecv"),
-    "02_data_parallel": ("four_steps", 'course.mine("four_steps"'),
-    "03_ddp_by_hand": ("average_gradients", "def average_each"),
-    "04_ddp": ("local_indices", 'course.mine("local_indices"'),
-    "26_local_sgd": ("outer_step", "def train(worker"),
-    "05_model_parallel": ("two_stages", 'course.mine("two_stages"'),
-    "06_pipeline": ("bubble", 'course.mine("bubble"'),
-    "19_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
-    "21_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
-    "08_when_parallel_equals_serial": ("batch_norm_statistics", "class GatheredBatchNorm"),
-    "08_when_parallel_equals_serial: accumulate": ("accumulate", "model.no_sync()"),
-}
-"""An exercise of each of the first lessons, and of others that had it the other way round, and the code that answers
-it."""
-
-
-@pytest.mark.parametrize("name", BEFORE)
-def test_lessons_ask_before_they_answer(name):
-    exercise, *answer = [BEFORE[name]] if isinstance(BEFORE[name], str) else BEFORE[name]
-    lesson = FOLDER / f"{name.split(':')[0]}.ipynb"
-    sources = [c.source for c in nbformat.read(lesson, as_version=4).cells if c.cell_type == "code"]
-    asked = sources.index(f'course.exercises.statement("{exercise}")')
-    answers = [index for index, source in enumerate(sources) if any(piece in source for piece in answer)]
-    assert bool(answers) == bool(answer)
-    assert all(asked < index for index in answers)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "01" <= name[:2] <= "07"])
-def test_nothing_ends_the_ranks_before_the_reader_has_changed_a_cell_and_run_it_again(name):
-    sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
-    assert not [source for source in sources if re.search(r"^(ranks|reserved)\.close\(\)|^%ranks --end", source, re.M)]
-
-
 def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_05_says():
-    cells = {c.id: c.source for c in nbformat.read(FOLDER / "05_model_parallel.ipynb", as_version=4).cells}
+    cells = {c.id: c.source for c in NOTEBOOKS["05_model_parallel"].cells}
     (source,) = (s for s in cells.values() if "def whole_network" in s)
     assert "set `cut = 4`" in cells["2ca2bcea"].replace("\n", " ")
     names = {"torch": torch, "nn": torch.nn, "seed": 0, "inputs": 784, "batch_size": 64}

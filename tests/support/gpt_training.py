@@ -1,4 +1,4 @@
-"""Train the GPT by every strategy: its weights and losses, and how much memory each rank holds.
+"""Train the GPT by every strategy: its weights and losses.
 
 Float64, dropout, ragged sequences, five steps of AdamW; bf16 in float32.
 """
@@ -16,7 +16,6 @@ from torch import Tensor
 
 import labkit
 from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, OneProcess, batches
-from labkit import profiling
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 BATCH_SIZE, TIME, STEPS = 8, 64, 5
@@ -27,7 +26,6 @@ class Found(NamedTuple):
 
     weights: dict[str, Tensor]
     losses: list[float | None]
-    most_held: dict[str, int]
 
 
 def network(strategy: type[GPTStrategy], depth: int, experts: int = 0) -> GPT:
@@ -55,10 +53,7 @@ def train_all(
             loss = trainer.step(inputs, targets)
             losses.append(None if loss is None else loss.item())
         weights = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
-        with profiling.Activations(trainer.model.parameters()) as kept:
-            trainer.step(inputs, targets)
-        memory = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), "activations": kept.most}
-        found[strategy.title] = Found(weights, losses, memory)
+        found[strategy.title] = Found(weights, losses)
         dist.barrier()
     return found
 

@@ -45,8 +45,10 @@ def declared(notebook: Path) -> set[str]:
     return set(papermill.inspect_notebook(str(notebook)))
 
 
-def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None) -> Path:
+def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None, cwd: Path = FOLDER) -> Path:
     """Run a notebook into the folder `out`, and give the executed file. Exercises try the reference solutions.
+
+    Its kernel works in `cwd`, where the course lies.
 
     Raises ValueError for a parameter that the notebook does not declare: papermill would only warn, and test the
     defaults. Raises papermill's error if a cell fails.
@@ -66,7 +68,7 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
                 str(notebook),
                 str(executed),
                 parameters=parameters,
-                cwd=str(FOLDER),
+                cwd=str(cwd),
                 progress_bar=False,
                 start_timeout=120,
                 request_save_on_cell_execute=False,  # after every cell; it is at its end, or where it failed

@@ -31,18 +31,6 @@ WRONG.slip(
 )
 
 
-@WRONG("DDP sent the gradients 4 times, expected once")
-def only_backward_in_no_sync(model, batches):
-    """The forward pass decides."""
-    for index, (inputs, targets) in enumerate(batches):
-        loss = mse_loss(model(inputs), targets) / len(batches)
-        if index < len(batches) - 1:
-            with model.no_sync():
-                loss.backward()
-        else:
-            loss.backward()
-
-
 @WRONG("`weight.grad[0, 0]` is")
 def last_batch_only(model, batches):
     """Cleared in between."""

@@ -36,9 +36,3 @@ def works_on_the_input(blocks, x, gradient):
     found = backward_by_blocks(blocks, x, gradient)
     x.zero_()
     return found
-
-
-@WRONG("expected a tensor")
-def returns_nothing(blocks, x, gradient):
-    """No return."""
-    backward_by_blocks(blocks, x, gradient)

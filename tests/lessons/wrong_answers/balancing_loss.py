@@ -1,6 +1,6 @@
 """Wrong answers to `balancing_loss`, and a piece of what each must be told."""
 
-from course.exercises.balancing_loss import EXERCISE, balancing_loss
+from course.exercises.balancing_loss import EXERCISE
 from tests.support.wrong_answers import WrongAnswers
 
 WRONG = WrongAnswers(EXERCISE)
@@ -28,9 +28,3 @@ WRONG.slip(
 
 # Only a number.
 WRONG.slip("without_gradient", "the loss has no gradient", ("logits.softmax(1)", "logits.detach().softmax(1)"))
-
-
-@WRONG("no return?")
-def returns_nothing(logits):
-    """No return."""
-    balancing_loss(logits)

@@ -56,13 +56,3 @@ WRONG.slip(
     "the square of the mean is to be taken off",
     ("return mean, variance", "return mean, variance + mean.square()"),
 )
-
-
-@WRONG("called 3 collectives, expected two at most")
-def one_after_another(x):
-    """Right, and slower than it need be."""
-    (rows,) = _sums(_rows(x))
-    (total,) = _sums(x.sum(0))
-    mean = total / rows
-    (squares,) = _sums((x - mean).square().sum(0))
-    return mean, squares / rows

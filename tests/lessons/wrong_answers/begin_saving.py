@@ -41,9 +41,3 @@ WRONG.slip(
 
 # Waits, and raises nothing.
 WRONG.slip("loses_the_error", "and no error was raised", ("previous.result()", "previous.exception()"))
-
-
-@WRONG("returned a NoneType, expected the Future")
-def returns_nothing(pool, previous, step, state, write):
-    """Nobody can wait for it."""
-    begin_saving(pool, previous, step, state, write)

@@ -20,8 +20,3 @@ WRONG.slip("off_by_one", "one tick too many waited", ("return (stages - 1)", "re
 
 # As for one micro-batch.
 WRONG.slip("without_micro_batches", "it is 0.75, expected 0.3333", ("(micro_batches + stages - 1)", "stages"))
-
-
-@WRONG("returned a NoneType, expected a float")
-def returns_nothing(stages, micro_batches):
-    """No return."""

@@ -42,8 +42,3 @@ WRONG.slip(
     ("zero_stage >= 2", "False"),
     ("zero_stage >= 3", "False"),
 )
-
-
-@WRONG("returned a NoneType, expected a float")
-def returns_nothing(parameters, dp, tp, pp, zero_stage, weight=2, gradient=2, state=12):
-    """No return."""

@@ -12,12 +12,6 @@ def _with(letter, *found):
     return lambda script: found if script == letter else mended_line(script)
 
 
-@WRONG("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
-def with_a_space(script):
-    """SLURM takes it for a comment."""
-    return _with("A", 3, "# SBATCH --ntasks-per-node=4")(script)
-
-
 @WRONG("SLURM may place 8 tasks on 2 nodes as it likes")
 def eight_tasks(script):
     """Seven on one node and one on the other, perhaps."""
@@ -31,34 +25,16 @@ def nobody_replaces_it(script):
     return _with("B", 7, line)(script)
 
 
-@WRONG("rank 4, on gpu08, looks for rank 0 at 127.0.0.1, which is gpu08; rank 0 is on gpu07")
-def another_name_for_localhost(script):
-    """The same machine."""
-    return _with("C", 5, "export MASTER_ADDR=127.0.0.1")(script)
-
-
 @WRONG("srun: error: Unable to create step for job 4711: More processors requested than permitted")
 def an_agent_for_each_gpu(script):
     """Ranks of ranks."""
     return _with("D", 7, SCRIPTS["D"].splitlines()[6].replace("torchrun", "srun --ntasks=8 torchrun"))(script)
 
 
-@WRONG("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
-def four_tasks_of_srun(script):
-    """The job has two tasks, and that holds."""
-    return _with("A", 7, "srun --ntasks-per-node=4 python train.py")(script)
-
-
 @WRONG("rank 1 looks for port 20001, and rank 0 listens on another, 20000")
 def a_port_for_each_rank(script):
     """No longer random, and still not the same."""
     return _with("E", 6, "srun bash -c 'MASTER_PORT=$((20000 + SLURM_PROCID)) python train.py'")(script)
-
-
-@WRONG("the batch script gets a signal for which it has no trap")
-def another_signal(script):
-    """The trap is for USR1."""
-    return _with("F", 6, "#SBATCH --signal=B:USR2@120")(script)
 
 
 @WRONG("SLURM signals the tasks, which end at once")

@@ -1,8 +1,6 @@
 """Wrong answers to `outer_step`, and a piece of what each must be told."""
 
-import torch.distributed as dist
-
-from course.exercises.outer_step import EXERCISE, outer_step
+from course.exercises.outer_step import EXERCISE
 from tests.support.wrong_answers import WrongAnswers
 
 WRONG = WrongAnswers(EXERCISE)
@@ -43,11 +41,3 @@ WRONG.slip(
 
 # Half of the answer.
 WRONG.slip("weights_only", "returned a Tensor, expected (weights, velocity)", ("velocity), velocity", "velocity)"))
-
-
-@WRONG("called all_reduce 2 times, expected once")
-def averages_twice(start, local, velocity, lr, momentum):
-    """The start is equal everywhere already."""
-    begin = start.clone()
-    dist.all_reduce(begin)
-    return outer_step(begin / dist.get_world_size(), local, velocity, lr, momentum)

@@ -1,9 +1,5 @@
 """Wrong answers to `parallel_cross_entropy`, and a piece of what each must be told."""
 
-import torch
-import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-
 from course.exercises.parallel_cross_entropy import EXERCISE
 from tests.support.wrong_answers import WrongAnswers
 
@@ -28,11 +24,3 @@ WRONG.slip(
     ("dist.all_reduce(total)", "pass"),
     ("dist.all_reduce(picked)", "pass"),
 )
-
-
-@WRONG("calls dist.all_gather, which this exercise does not allow")
-def gathers_the_logits(logits, targets, rank):
-    """The whole vocabulary on every rank."""
-    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, logits)
-    return cross_entropy(torch.cat(parts, 1), targets)

@@ -16,13 +16,6 @@ def slurm_first(environment):
     return place_in_job(environment)
 
 
-@WRONG("raised KeyError: 'SLURM_PROCID'")
-def only_slurms(environment):
-    """As in one of the texts."""
-    names = "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_SRUN_COMM_HOST"
-    return tuple(environment[name] for name in names)
-
-
 @WRONG("that is `SLURM_LAUNCH_NODE_IPADDR`, where `srun` runs, and no rank")
 def address_of_srun(environment):
     """On the login node."""
@@ -44,13 +37,6 @@ def all_nodes(environment):
     """Not the first."""
     *numbers, address = place_in_job(environment)
     return (*numbers, environment.get("MASTER_ADDR") or environment.get("SLURM_STEP_NODELIST", address))
-
-
-@WRONG("the rank is '2', expected an int: variables are texts")
-def texts(environment):
-    """As they are in the environment."""
-    *numbers, address = place_in_job(environment)
-    return (*map(str, numbers), address)
 
 
 @WRONG("the local rank is 5, expected 1")

@@ -37,12 +37,6 @@ def passes_whole_tensors_on(tensor, rank, world_size):
         passing = arrived
 
 
-@WRONG("calls dist.all_reduce, which this exercise does not allow")
-def calls_the_collective(tensor, rank, world_size):
-    """Leave it to torch."""
-    dist.all_reduce(tensor)
-
-
 @WRONG("waits in send for rank")
 def sends_before_it_receives(tensor, rank, world_size):
     """All wait in send, nobody receives."""

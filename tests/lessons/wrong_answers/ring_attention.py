@@ -1,8 +1,5 @@
 """Wrong answers to `ring_attention`, and a piece of what each must be told."""
 
-import torch
-import torch.distributed as dist
-
 from course.exercises.ring_attention import EXERCISE, _gathered
 from tests.support.wrong_answers import WrongAnswers
 
@@ -32,14 +29,6 @@ WRONG.slip(
 
 # Sharper than asked for.
 WRONG.slip("forgets_the_scale", "not divided by the root of the width", (" / q.shape[1] ** 0.5", ""))
-
-
-@WRONG("calls dist.all_gather, which this exercise does not allow")
-def gathers(q, k, v, rank, world_size):
-    """All keys at once."""
-    ks = [torch.empty_like(k) for _ in range(world_size)]
-    dist.all_gather(ks, k)
-    return _gathered(q, ks, ks)
 
 
 # The block may be overwritten before it was sent.

@@ -2,7 +2,7 @@
 
 import torch
 
-from course.exercises.shares_of_batches import EXERCISE, shares_of_batches
+from course.exercises.shares_of_batches import EXERCISE
 from tests.support.wrong_answers import WrongAnswers
 
 WRONG = WrongAnswers(EXERCISE)
@@ -46,9 +46,3 @@ WRONG.slip(
     "the same arguments gave other lists the second time",
     ("seed + epoch", "seed + epoch + torch.initial_seed()"),
 )
-
-
-@WRONG("is no list of lists")
-def one_list(samples, batch_size, rank, world_size, epoch, seed):
-    """Not cut into batches."""
-    return sum(shares_of_batches(samples, batch_size, rank, world_size, epoch, seed), [])

@@ -21,12 +21,6 @@ def compares_the_sum(losses, limit):
     return stop_together((loss * dist.get_world_size() for loss in losses), limit)
 
 
-@WRONG("did 5 steps, expected 4")
-def never_stops(losses, limit):
-    """No hang, and no early end."""
-    return stop_together(losses, -1.0)
-
-
 @WRONG("did 3 steps, expected 4")
 def counts_one_less(losses, limit):
     """Off by one."""

@@ -23,13 +23,6 @@ def as_it_was(path, world_size):
     return task
 
 
-@WRONG("`task` cannot be sent: cannot pickle 'generator' object")
-def keeps_the_generator(path, world_size):
-    """Only the lock is gone."""
-    numbers = (float(line) for line in Path(path).read_text().split())
-    return lambda rank: sum(itertools.islice(numbers, rank, None, world_size))
-
-
 @WRONG("`task(0)` is 0 in its second call")
 def an_iterator(path, world_size):
     """An iterator of a list can be sent, but is used up."""
@@ -47,13 +40,3 @@ def forgets_the_rank(path, world_size):
 def calls_it(path, world_size):
     """No function is left to be sent."""
     return sum(map(float, Path(path).read_text().split()))
-
-
-@WRONG("`task(0)` is None, expected")
-def returns_nothing(path, world_size):
-    """No return in the task."""
-
-    def task(rank: int) -> None:
-        sum(list(map(float, Path(path).read_text().split()))[rank::world_size])
-
-    return task

@@ -1,6 +1,5 @@
 """Wrong answers to `through_experts`, and a piece of what each must be told."""
 
-import torch
 import torch.distributed as dist
 
 from course.exercises.through_experts import EXERCISE, through_experts
@@ -28,14 +27,6 @@ def sorts_twice(x, chosen, work):
     return through_experts(x, chosen, work)[order][order]
 
 
-@WRONG("calls dist.all_gather, which this exercise does not allow")
-def gathers_all(x, chosen, work):
-    """Every token to every rank."""
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x)
-    return work(x)
-
-
 @WRONG("failed: RuntimeError")
 def equal_parts(x, chosen, work):
     """As if as many came as go."""
@@ -45,9 +36,3 @@ def equal_parts(x, chosen, work):
     arrived = x.new_empty(x.shape[0] // n * n, x.shape[1])
     dist.all_to_all_single(arrived, x[order], None, leaving)
     return work(arrived)
-
-
-@WRONG("no return?")
-def returns_nothing(x, chosen, work):
-    """No return."""
-    through_experts(x, chosen, work)

@@ -11,13 +11,6 @@ WRONG = WrongAnswers(EXERCISE)
 WRONG.slip("after_the_first", "how late it is to the first of the others", ("max(others)", "min(others)"))
 
 
-@WRONG("it is rank 1, expected rank 2")
-def the_worst_step(entered):
-    """Whoever was late once."""
-    late, rank = max((sorted(step)[-1] - sorted(step)[-2], step.index(max(step))) for step in entered)
-    return rank, late
-
-
 @WRONG("that is the worst step, not the median")
 def by_its_worst_step(entered):
     """The right rank, and its worst step."""

@@ -29,13 +29,6 @@ def forgets_the_weights(stage, stages, micro_batches):
     return _without_weights(stage, stages, micro_batches)
 
 
-@WRONG("is missing")
-def forgets_the_rest(stage, stages, micro_batches):
-    """What was put off and never done."""
-    order = zero_bubble(stage, stages, micro_batches)
-    return order[: len(order) - min(stage, micro_batches)]
-
-
 @WRONG("comes before ('B', ")
 def weights_first(stage, stages, micro_batches):
     """There are no output gradients yet."""
