@@ -122,6 +122,7 @@ def test_a_chart_shows_itself_as_plotlys_data_and_never_as_html(monkeypatch):
         assert set(found) == {charts.PLOTLY, "text/plain"}
         assert found["text/plain"] == "<Chart: DDP>"
         assert len(found[charts.PLOTLY]["data"]) == 6
+        assert set(found[charts.PLOTLY]["layout"]["template"]["data"]) <= {"scatter"}, "defaults of these traces only"
         assert "<script" not in str(found)
     assert len(shown) == 1
 
@@ -141,11 +142,6 @@ def test_a_long_title_is_broken_into_lines_and_has_room_for_them():
     assert all(len(line) <= charts.TITLE_CHARACTERS for line in long.layout.title.text.split("<br>"))
     assert long.layout.margin.t > short.layout.margin.t
     assert "<br>" not in long._repr_mimebundle_()["text/plain"]
-
-
-def test_the_saved_chart_has_template_defaults_only_for_the_traces_in_it():
-    saved = charts.logged(history_of()).to_plotly_json_small()
-    assert set(saved["layout"]["template"]["data"]) <= {"scatter"}
 
 
 def test_an_empty_history_has_its_words():

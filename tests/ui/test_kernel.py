@@ -14,9 +14,9 @@ import pytest
 import torch
 from jupyter_client import KernelManager
 
+from labkit.ui import kernel
 from tests.conftest import LONG_S, command_of, lives
 from tests.support import prefork
-from tests.support.tiers import few
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -78,17 +78,13 @@ class Notebook:
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
-    def start(self, code, watched=False, cell_id=None, metadata=None):
+    def start(self, code, watched=False, metadata=None):
         """Begin to run a cell. Where a person watches, a front end lets cells ask for input; some say the cell's id."""
-        client, code = self.client, textwrap.dedent(code).strip()
-        metadata = metadata or {"cellId": cell_id}
-        if list(metadata.values()) == [None]:
-            cell = Cell(client.execute(code, allow_stdin=watched))
-        else:
-            content = {"code": code, "silent": False, "store_history": True, "allow_stdin": watched}
-            message = client.session.msg("execute_request", content, metadata=metadata)
-            client.shell_channel.send(message)
-            cell = Cell(message["header"]["msg_id"])
+        content = {"code": textwrap.dedent(code).strip(), "silent": False, "store_history": True}
+        content |= {"allow_stdin": watched, "stop_on_error": True, "user_expressions": {}}
+        message = self.client.session.msg("execute_request", content, metadata=metadata)
+        self.client.shell_channel.send(message)
+        cell = Cell(message["header"]["msg_id"])
         self.cells[cell.msg_id] = cell
         return cell
 
@@ -96,9 +92,9 @@ class Notebook:
         self.listen_until(lambda: cell.idle_s)
         return cell
 
-    def run(self, code, watched=False, fails=False, cell_id=None, metadata=None):
+    def run(self, code, watched=False, fails=False, metadata=None):
         """Run a cell to its end and give it."""
-        cell = self.finish(self.start(code, watched, cell_id, metadata))
+        cell = self.finish(self.start(code, watched, metadata))
         assert fails or cell.error is None, "\n".join(cell.error["traceback"])
         return cell
 
@@ -232,13 +228,6 @@ def cold_notebook(tmp_path_factory):
     notebook.close()
 
 
-@pytest.fixture
-def fresh_notebook(tmp_path):
-    notebook = Notebook(tmp_path)
-    yield notebook
-    notebook.close()
-
-
 def text_html_is_small(cells):
     return all(len(data.get("text/html", "")) < 20_000 for cell in cells for data in cell.data)
 
@@ -363,6 +352,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path)
     )
     notebook.listen_until(lambda: cell.outputs)
     assert WIDGET in cell.data[0]
+    assert cell.data[0]["text/plain"] == kernel.NO_WIDGETS, "for a front end that does not know widgets"
     # Drawn, and drawn again: the ranks go on until then.
     notebook.listen_until(lambda: sum(bool(shown["panels"]) for shown in notebook.told) >= 2)
     (tmp_path / "drawn").touch()
@@ -412,9 +402,8 @@ def test_the_stop_button_works_while_its_cell_is_waiting(notebook, start_s):
 # In the background
 
 
-@pytest.mark.parametrize("watched", few([True, False], 2))
 @pytest.mark.cold
-def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
+def test_a_background_run_goes_on_while_later_cells_run(cold_notebook):
     notebook = cold_notebook
     notebook.run(SPIN)
     launched = notebook.run(
@@ -424,26 +413,25 @@ def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
         print(time.monotonic() - start)
         run
         """,
-        watched,
+        watched=True,
     )
     assert len(launched.outputs) == 2, "a view and a place for the chart, once"
-    assert (WIDGET in launched.data[0]) == watched
+    assert WIDGET in launched.data[0]
     assert notebook.value("run.status") == "running"
     steps = set()
     while len(steps) < 4:
-        steps.add(int(notebook.run("time.sleep(0.3); print(len(run.history))", watched).stdout))
+        steps.add(int(notebook.run("time.sleep(0.3); print(len(run.history))", watched=True).stdout))
     assert float(launched.stdout) < notebook.start_of(), "the launch does not wait for the ranks"
-    again = notebook.run("run", watched)
-    assert (WIDGET in again.data[0]) == watched
-    stopping = notebook.run("run.stop()\nprint(run.status)", watched)
+    again = notebook.run("run", watched=True)
+    assert WIDGET in again.data[0]
+    stopping = notebook.run("run.stop()\nprint(run.status)", watched=True)
     assert stopping.stdout.endswith("stopped\n")
     notebook.listen_until(launched.charts)
     assert "spin: stopped" in launched.html
     assert len(launched.outputs) == 2
-    if watched:
-        notebook.listen_until(again.charts)
-        assert "spin: stopped" in again.html
-        assert not any(WIDGET in data for data in launched.data + again.data)
+    notebook.listen_until(again.charts)
+    assert "spin: stopped" in again.html
+    assert not any(WIDGET in data for data in launched.data + again.data)
 
 
 def test_a_background_run_that_fails_disturbs_no_other_cell(notebook):
@@ -471,47 +459,16 @@ def statuses(notebook, *names):
 def test_a_cell_that_is_run_again_stops_what_it_had_launched_and_no_other_cell_does(notebook):
     notebook.run(SPIN)
     notebook.run("runs = []")
-    again = "run = labkit.launch(spin, wait=False)\nruns.append(run)"
+    again = "runs += [labkit.launch(spin, wait=False) for _ in range(2)]"
     notebook.run(again)
+    assert statuses(notebook, "*runs") == ["running"] * 2, "several launches in one execution"
     notebook.run("while len(runs[0].history) < 10: time.sleep(0.02)")
-    second = notebook.run(again)
-    assert second.error is None
-    assert notebook.value("[run.status for run in runs]") == ["stopped", "running"]
+    notebook.run(again)
+    assert statuses(notebook, "*runs") == ["stopped", "stopped", "running", "running"]
     assert notebook.value("(runs[0].history.groupby('rank')['step'].max().nunique(), runs[0].error)") == (1, None)
     notebook.run("other = labkit.launch(spin, wait=False)")
-    assert statuses(notebook, "runs[1]", "other") == ["running", "running"]
-    notebook.run("for run in (runs[1], other): run.stop()")
-    notebook.run(again)
-    assert statuses(notebook, "other", "*runs") == ["stopped", "stopped", "stopped", "running"]
-    notebook.run("run.stop()")
-
-
-def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(notebook):
-    notebook.run(SPIN)
-    launch = "run_{} = labkit.launch(spin, world_size=1, wait=False)".format
-    notebook.run(launch(1), cell_id="first")
-    notebook.run(launch(1).replace("run_1", "run_2"), cell_id="second")
-    assert statuses(notebook, "run_1", "run_2") == ["running", "running"]
-    notebook.run(launch(3), cell_id="first")  # the cell was edited
-    assert statuses(notebook, "run_1", "run_2", "run_3") == ["stopped", "running", "running"]
-    notebook.run("kept = run_3\n" + launch(4), cell_id="third")
-    notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
-    assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
-    cell = notebook.run("for run in list(labkit.monitor.active_runs.active_runs): run.stop()", cell_id="fifth")
-    assert cell.error is None
-    assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
-
-
-def test_several_launches_in_one_execution_of_a_cell_all_live(notebook):
-    notebook.run(SPIN)
-    both = "pair = [labkit.launch(spin, world_size=1, wait=False) for _ in range(2)]"
-    notebook.run("old = None")
-    notebook.run(both, cell_id="pair")
-    assert notebook.value("[run.status for run in pair]") == ["running", "running"]
-    notebook.run("old = pair", cell_id="keep")
-    notebook.run(both, cell_id="pair")
-    assert notebook.value("[run.status for run in old + pair]") == ["stopped", "stopped", "running", "running"]
-    notebook.run("for run in pair: run.stop()")
+    assert statuses(notebook, "runs[2]", "other") == ["running", "running"]
+    notebook.run("for run in (*runs, other): run.stop()")
 
 
 # Interrupts
@@ -537,13 +494,6 @@ def interrupt_when(notebook, cell, condition):
 def ranks_alive(notebook):
     kernel = psutil.Process(notebook.value("os.getpid()"))
     return [child for child in kernel.children() if "spawn_main" in command_of(child)]
-
-
-@pytest.mark.cold
-def test_pandas_is_there_in_full_before_any_thread_draws(cold_notebook):
-    """Plotly looks into a pandas that another thread is still importing, and fails."""
-    notebook = cold_notebook
-    assert notebook.value("__import__('sys').modules['pandas'].__spec__._initializing") is False
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -663,19 +613,5 @@ def test_where_a_person_works_ranks_stand_by_for_the_first_launch_and_mind_what_
         ready = notebook.value("labkit.standby.pids()")
         notebook.run("run = labkit.launch(pid)", watched=True)
         assert notebook.value("run.results") == [(pid, "6") for pid in ready]
-    finally:
-        notebook.close()
-
-
-@pytest.mark.parametrize(("watched", "switch"), few([(False, "on"), (True, "off")], 2))
-@pytest.mark.cold
-def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(tmp_path, watched, switch):
-    notebook = Notebook(tmp_path, watched=watched, LABKIT_STANDBY=switch)
-    try:
-        notebook.run("import threading", watched)
-        # What is done ahead has been done by then.
-        wait_until_true(notebook, "'labkit-prewarm' not in [t.name for t in threading.enumerate()]", watched)
-        assert notebook.value("(labkit.standby.pids(), labkit.standby._wanted)") == ([], 0)
-        assert notebook.value("'plotly' in __import__('sys').modules")
     finally:
         notebook.close()

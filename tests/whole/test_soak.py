@@ -92,7 +92,9 @@ def assert_not_grown(early, late, calls=0):
 
 def test_what_a_kernel_holds_does_not_grow_with_the_launches(notebook):
     for number in range(1, LAUNCHES + 1):
-        cell = notebook.run("run = labkit.launch(train, on=session)", watched=True, cell_id=f"cell-{number}")
+        cell = notebook.run(
+            "run = labkit.launch(train, on=session)", watched=True, metadata={"cellId": f"cell-{number}"}
+        )
         assert cell.charts() or number > 1, "drawn"
         del notebook.ever_shown[:], notebook.comm_messages[:]
         if number == LAUNCHES // 10:
@@ -104,7 +106,7 @@ def test_what_a_kernel_holds_does_not_grow_with_the_launches(notebook):
 
 def test_a_run_that_logs_for_long_takes_the_memory_of_its_calls_and_no_more(notebook):
     launch = f"run = labkit.launch(log, {CALLS // 2}, {CALLS_S}, on=session, wait=False)"
-    notebook.run(launch, watched=True, cell_id="cell")
+    notebook.run(launch, watched=True, metadata={"cellId": "cell"})
 
     def calls():
         return notebook.value("[run.progress(rank)[0].steps for rank in range(2)]")
