@@ -225,17 +225,6 @@ def test_importing_labkit_costs_a_rank_nothing():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.spawns
-def test_what_wings_do_in_a_rank_imports_nothing_of_the_notebooks_side():
-    code = """
-import sys
-import labkit.rank.spawned, labkit.steps.watch
-print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "labkit.monitor", "labkit.engines"))])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_ci_installs_what_all_tests_need():
     script = (ROOT / ".ci" / "run").read_text()
     for program in programs.NEEDED.values():

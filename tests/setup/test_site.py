@@ -89,12 +89,6 @@ def test_nothing_is_loaded_from_a_network(pages):
         assert [load for load in page.loads if urlsplit(load).scheme not in ("", "data")] == [], file
 
 
-def test_the_first_page_begins_for_three_readers(site):
-    text = (site / "index.html").read_text()
-    for beginning in ("I want to learn", "I have a training function", "I have a hang"):
-        assert f"<h2>{beginning}<" in text
-
-
 def test_the_reference_has_every_public_name(site, pages):
     index = pages[site / "reference" / "index.html"]
     for name in labkit.__all__:
