@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from labkit import Comparison, compare
-from labkit.comparison import differences
 from labkit.comparison.picker import Picker
 from labkit.steps.record import StepRecord
 from labkit.ui import kernel
@@ -276,21 +275,6 @@ def test_nothing_is_drawn_while_a_function_runs(monkeypatch):
     assert order == ["says", "runs", "draws"] * 2
 
 
-def test_plain_runs_have_their_curves_and_a_row():
-    one = run_of(log(0, [1, 2], loss=[2.0, 1.0]), world_size=1)
-    bad = run_of(log(0, [1, 2], loss=[2.0, math.nan]), world_size=1)
-    compared = compare({"one process": one, "<b>bad</b>": bad})
-    assert compared.frame()["final loss"].tolist() == pytest.approx([1.0, math.nan], nan_ok=True)
-    assert math.isnan(compared.frame()["loss off by"].iloc[1]), "and not 0"
-    assert list(compared.frame(["one_process"]).index) == ["one process"]
-    assert len(compared.pictures()) == 1
-    assert "<b>" not in compared.table().to_html()
-    with pytest.raises(ValueError, match=r"known are one process \(one_process\), .*; got 'dpp'"):
-        compared.table(["dpp"])
-    with pytest.raises(ValueError, match="saved as a page"):
-        compared.save("page.png")
-
-
 def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
     launched = []
     monkeypatch.setattr(Comparison, "_launch", lambda self, functions, live: launched.extend(functions))
@@ -313,18 +297,6 @@ def test_what_cannot_be_launched_is_not_to_come(monkeypatch):
     assert compared.titles == []
 
 
-def test_a_comparison_that_is_drawn_again_compares_weights_once(monkeypatch):
-    compared, counts = compared_with(monkeypatch, a=[timed()], b=[timed()]), []
-    columns = differences.columns
-    monkeypatch.setattr(differences, "columns", lambda *args: counts.append(1) or columns(*args))
-    for _ in range(3):
-        compared.table()
-    assert len(counts) == 2
-    compared.runs["b"] = run_of(log(0, [1], loss=[1.0]), world_size=1)
-    compared.table()
-    assert len(counts) == 3, "the new one's"
-
-
 def takes_a_metric(worker, metric):
     """It has a parameter that compare() keeps for itself."""
 
@@ -343,16 +315,3 @@ def takes_a_metric(worker, metric):
 def test_wrong_arguments_are_refused_before_anything_starts(given, error, said):
     with pytest.raises(error, match=said):
         compare(**given)
-
-
-@pytest.mark.parametrize(
-    ("runs", "metric", "error", "said"),
-    [
-        (lambda run: [run], "loss", TypeError, "mapping of title to run.*got list"),
-        (lambda run: {"DDP": run.history}, "loss", TypeError, "takes runs and functions, got a DataFrame for 'DDP'"),
-        (lambda run: {"DDP": run}, "los", ValueError, "no run has logged 'los'; logged were: loss"),
-    ],
-)
-def test_wrong_runs_are_refused_with_what_was_found(runs, metric, error, said):
-    with pytest.raises(error, match=said):
-        compare(runs(run_of(log(0, [1], loss=[1.0]), world_size=1)), metric)

@@ -113,13 +113,14 @@ def test_tables_and_pictures_are_of_the_runs_that_are_asked_for_by_title_or_slug
     for ask in (compared.frame, compared.table, compared.figure, compared.memory):
         with pytest.raises(ValueError, match=r"known are DDP, accumulated \(ddp_accumulated\), .*; got 'dpp'"):
             ask(["dpp"])
+    with pytest.raises(ValueError, match="saved as a page"):
+        compared.save("page.png")
 
 
 @pytest.mark.parametrize(
     ("runs", "metric", "error", "said"),
     [
         (lambda run: [run], "loss", TypeError, "mapping of title to run.*got list"),
-        (lambda run: run, "loss", TypeError, "mapping of title to run.*got Run"),
         (lambda run: {"DDP": run.history}, "loss", TypeError, "takes runs and functions, got a DataFrame for 'DDP'"),
         (lambda run: {}, "loss", ValueError, "at least one run or function, got none"),
         (lambda run: {"DDP": run}, "los", ValueError, "no run has logged 'los'; logged were: loss, samples"),
