@@ -49,13 +49,6 @@ def test_a_panel_per_name_holds_a_curve_per_rank_and_their_mean():
     assert found["accuracy"]["rank 0"] == ([0, 10], [0, 0.5])
 
 
-def test_one_rank_has_no_mean_and_samples_are_not_drawn():
-    assert {name: list(curves) for name, curves in drawn(charts.logged(history_of(1))).items()} == {
-        "loss": ["rank 0"],
-        "accuracy": ["rank 0"],
-    }
-
-
 def test_a_rank_has_one_colour_in_all_panels_and_another_than_its_neighbours():
     figure = charts.logged(history_of(8))
     colors = {trace.name: set() for trace in figure.data}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import re
 import time
-import weakref
 
 import numpy as np
 import plotly.graph_objects as go
@@ -152,14 +150,6 @@ def test_the_line_says_name_phase_step_values_rate_and_seconds():
     assert re.fullmatch(r"train: running · 2 ranks · step 10 · loss 2 · 1,280 samples/s · 12\.\d s", summary.line(run))
 
 
-def test_the_line_counts_steps_where_no_samples_are_logged():
-    run = started(1)
-    log(run, 0, range(6), loss=[1] * 6, accuracy=[0.5] * 6)
-    assert re.fullmatch(
-        r"train: running · 1 rank · step 5 · loss 1 · accuracy 0.5 · 10 steps/s · 0\.\d s", summary.line(run)
-    )
-
-
 def test_the_line_ends_with_the_status():
     assert summary.line(finish(started())).startswith("train: finished · 2 ranks")
     assert summary.line(fail(started())).startswith("train: failed · 2 ranks")
@@ -182,7 +172,7 @@ def test_the_sparkline_falls_as_the_loss_does():
     assert (float(low), float(high)) == (0.55, 1.5), "of the mean over ranks"
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 39, 40, 41, 79, 80, 5000])
+@pytest.mark.parametrize("steps", [0, 1, 2, 40, 5000])
 def test_the_sparkline_fits_a_line(steps):
     run = started()
     for rank in range(2):
@@ -214,7 +204,9 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
     said, chart = (place.things[-1] for place in page)
     assert "train: finished" in said["text/plain"]
     assert chart[charts.PLOTLY]["data"]
-    assert curves(state_of(run))["rank 0"][1] == [y if np.isfinite(y) else None for y in losses]
+    shown = state_of(run)
+    assert curves(shown)["rank 0"][1] == [y if np.isfinite(y) else None for y in losses], "a gap"
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
 @pytest.mark.parametrize("names", [500, 501])
@@ -276,32 +268,22 @@ def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     ]
     assert "<details><summary>output of rank 0</summary><pre>before the end</pre></details>" in page
     assert "output of rank 1" not in page, "it printed nothing"
+    assert not re.search("<script|<link|<style|class=|src=|href=|http", page), "it needs no network"
 
 
-def test_a_summary_needs_no_script_no_style_sheet_and_no_network():
-    page = summary.as_html(finish(started(steps=5)))
-    assert not re.search("<script|<link|<style|class=|src=|href=|http", page)
-
-
-def test_a_summary_stays_small_however_much_is_printed():
+def test_a_summary_stays_small_however_much_is_printed_and_however_long_the_lines_are():
     run = started()
     for rank in range(2):
         for line in range(LINES_KEPT + 5):
             run._follower.take(Output(rank, f"line {line:05d}\n"))
+    long = started()
+    long._follower.take(Output(0, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
+    assert len(summary.as_html(finish(long))) < 50_000, "one rank's tail, in a saved notebook"
     assert len(run.output[0].splitlines()) == LINES_KEPT + 1, "the last lines, and one that says how many were dropped"
     page = summary.as_html(finish(run))
     listed = re.findall(r"line (\d{5})", page)
     assert listed == [f"{line:05d}" for line in range(LINES_KEPT + 5 - summary.TAIL_LINES, LINES_KEPT + 5)] * 2
     assert len(page) < 20_000
-
-
-def test_a_summary_stays_small_however_long_the_lines_are():
-    run = started()
-    for rank in range(2):
-        run._follower.take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
-    page = summary.as_html(finish(run))
-    assert "x 299" in page
-    assert len(page) < 100_000, "two ranks' tails, in a saved notebook"
 
 
 @pytest.mark.parametrize(
@@ -351,15 +333,12 @@ def test_the_state_says_how_far_and_how_fast_each_rank_is():
     assert second["share"] is None, "no bar for a rank that has not said what it expects"
 
 
-def test_after_a_resume_what_is_expected_counts_from_the_first_logged_step():
+def test_what_is_expected_counts_from_the_first_logged_step_after_a_resume_and_of_a_job_that_was_started_again():
     run = started()
     log(run, 0, range(1000, 1235), loss=[1.0] * 235)
     run._follower.take(Expect(0, 500))
     first, _ = state_of(run)["rows"]
     assert (first["cells"][0], first["share"]) == ("step 1,234 (235 of 500)", 235 / 500)
-
-
-def test_of_a_job_that_was_started_again_what_is_expected_counts_from_there():
     run = started()
     log(run, 0, range(300), loss=[1.0] * 300)
     run._follower.take(Restarted(-1, 1))
@@ -388,15 +367,6 @@ def test_the_state_has_a_panel_per_name_whose_curves_share_their_steps():
     assert len(shown["panels"][0]["steps"]) == 2, "those of rank 0 and of the mean are the same"
     assert curves(shown, "accuracy") == {"rank 1": ([20], [0.5])}
     assert len({curve["color"] for curve in shown["panels"][0]["curves"]}) == 3
-
-
-def test_what_is_not_finite_is_a_gap():
-    run = started(1)
-    log(run, 0, range(4), loss=[1.0, float("nan"), float("inf"), 2.0])
-    shown = state_of(run)
-    assert curves(shown)["rank 0"] == ([0, 1, 2, 3], [1.0, None, None, 2.0])
-    assert "rank 0 logged loss NaN at step 1" in shown["notice"]
-    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
 def test_the_state_stays_small_however_much_is_logged():
@@ -580,17 +550,6 @@ def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_end(page, 
         run.over.wait(3 * view.REDRAW_S)
         assert begun == expected
         end(run, live)
-
-
-def test_a_live_view_that_has_ended_does_not_hold_its_run(page):
-    run = started(steps=20)
-    live = watch(run)
-    end(run, live)
-    widget, gone = live._widget, weakref.ref(run)
-    page.clear()
-    run = live = None
-    wait_until(lambda: gc.collect() is not None and gone() is None)
-    assert "train: finished" in json.loads(widget._carrier.value)["html"], "it stays open for pages that join"
 
 
 def test_the_stop_button_asks_the_run_to_stop_and_ends_it_when_it_is_pressed_again(page):
