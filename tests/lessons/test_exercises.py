@@ -138,14 +138,14 @@ def said_in(message, said):
 
 def told_everything(exercise):
     """Every wrong answer gets the message that it must get."""
-    found = {wrong.function.__name__: try_answer(exercise, wrong.function) for wrong in wrong_answers(exercise.name)}
+    tried = [(wrong, try_answer(exercise, wrong.function)) for wrong in wrong_answers(exercise.name)]
     missing = [
-        f"{wrong.function.__name__}: {found[wrong.function.__name__].message!r} does not say {wrong.said!r}"
-        for wrong in wrong_answers(exercise.name)
-        if not said_in(found[wrong.function.__name__].message, wrong.said)
+        f"{result.message!r} does not say {wrong.said!r}"
+        for wrong, result in tried
+        if not said_in(result.message, wrong.said)
     ]
     assert not missing, "\n".join(missing)
-    assert not any(result.passed for result in found.values())
+    assert not any(result.passed for _, result in tried)
 
 
 def bubble_in_which(body):

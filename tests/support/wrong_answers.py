@@ -1,16 +1,19 @@
-"""Wrong answers to an exercise: mistakes that learners make, and what they must be told. A file for each exercise.
+"""Wrong answers to an exercise: mistakes that learners make, and what they must be told.
 
-Decorate a wrong answer with `@WRONG(said)`; one that is the solution with a few words changed is a line of its own,
-`WRONG.slip(…)`. Imported on ranks, too, so it imports nothing of the tests.
+Those that are the reference with a few words changed are rows of `tests/lessons/wrong_answers/slips.py`; others are
+functions in a file for each exercise. Imported on ranks, too, so it imports nothing of the tests.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from course.exercises.base import Exercise
+from course import exercises
+
+FOLDER = "tests.lessons.wrong_answers"
 
 
 class WrongAnswer(NamedTuple):
@@ -21,39 +24,33 @@ class WrongAnswer(NamedTuple):
     """A piece of the message."""
 
 
-class WrongAnswers(list[WrongAnswer]):
-    """The wrong answers to one exercise."""
+def told(said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a function as a wrong answer, whose message must have this in it."""
 
-    def __init__(self, exercise: Exercise) -> None:
-        super().__init__()
-        self.exercise = exercise
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.said = said  # type: ignore[attr-defined]
+        return function
 
-    def __call__(self, said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Take a wrong answer, whose message must have this in it."""
-
-        def take(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.append(WrongAnswer(function, said))
-            return function
-
-        return take
-
-    def slip(self, name: str, said: str, *changes: tuple[str, str]) -> None:
-        """Take a wrong answer that is the solution with a few words changed, and whose message must have `said` in it.
-
-        Each change is what the solution has, in one place, and what the learner has written instead.
-        """
-        source = self.exercise.solution_source
-        for right, mistaken in changes:
-            assert source.count(right) == 1, f"{name}: the solution has {right!r} {source.count(right)} times"
-            source = source.replace(right, mistaken)
-        made: dict[str, Any] = {}
-        exec(source, self.exercise.solution.__globals__, made)
-        function = made[self.exercise.name]
-        function.__name__ = function.__qualname__ = name
-        self(said)(function)
+    return mark
 
 
-def wrong_answers(name: str) -> WrongAnswers:
+def slip(name: str, *changes: tuple[str, str]) -> Callable[..., Any]:
+    """Return the reference of the exercise of this name with a few words changed."""
+    reference = exercises.find(name).solution
+    source = exercises.find(name).solution_source
+    for right, mistaken in changes:
+        assert source.count(right) == 1, f"{name}: the reference has {right!r} {source.count(right)} times"
+        source = source.replace(right, mistaken)
+    made: dict[str, Any] = {}
+    exec(source, reference.__globals__, made)
+    return made[name]
+
+
+def wrong_answers(name: str) -> list[WrongAnswer]:
     """Return the wrong answers to the exercise of this name."""
-    found: WrongAnswers = importlib.import_module(f"tests.lessons.wrong_answers.{name}").WRONG
+    slips = importlib.import_module(f"{FOLDER}.slips").SLIPS.get(name, [])
+    found = [WrongAnswer(slip(name, *changes), said) for said, *changes in slips]
+    if importlib.util.find_spec(f"{FOLDER}.{name}"):
+        values = vars(importlib.import_module(f"{FOLDER}.{name}")).values()
+        found += [WrongAnswer(value, value.said) for value in values if hasattr(value, "said")]
     return found

@@ -5,10 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course.exercises.f_and_g import EXERCISE, f_and_g
-from tests.support.wrong_answers import WrongAnswers
-
-WRONG = WrongAnswers(EXERCISE)
+from course.exercises.f_and_g import f_and_g
+from tests.support.wrong_answers import told
 
 
 def _function(forward: Any, backward: Any) -> Any:
@@ -28,42 +26,31 @@ def _sum(x: Any) -> Any:
     return total
 
 
-@WRONG("who adds up backward?")
+@told("who adds up backward?")
 def forgets_f():
     """Only the forward sum."""
     return _function(_same, _same), _function(_sum, _same)
 
 
-@WRONG("g's gradient was added up")
+@told("g's gradient was added up")
 def sums_both_ways():
     """As `torch.distributed.nn.functional.all_reduce` does."""
     return _function(_same, _same), _function(_sum, _sum)
 
 
-@WRONG("this rank's hidden units only: who adds up?")
+@told("this rank's hidden units only: who adds up?")
 def forgets_g():
     """Only the backward sum."""
     return _function(_same, _sum), _function(_same, _same)
 
 
-@WRONG("f all-reduces forward")
+@told("f all-reduces forward")
 def the_wrong_way_round():
     """g before, f after."""
     return _function(_sum, _same), _function(_same, _sum)
 
 
-@WRONG("`what g was given` was changed")
-def in_place():
-    """Saves a copy, and spoils what came in."""
-
-    def reduce(x: Any) -> Any:
-        dist.all_reduce(x)
-        return x.clone()
-
-    return _function(_same, _sum), _function(reduce, _same)
-
-
-@WRONG("returned no pair of functions, (f, g)")
+@told("returned no pair of functions, (f, g)")
 def only_one():
     """One of two."""
     return f_and_g()[0]

@@ -3,13 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from course.exercises.mean_on_rank_0 import EXERCISE
-from tests.support.wrong_answers import WrongAnswers
-
-WRONG = WrongAnswers(EXERCISE)
+from tests.support.wrong_answers import told
 
 
-@WRONG("a hang: rank 0 waits in all_reduce for the other ranks")
+@told("a hang: rank 0 waits in all_reduce for the other ranks")
 def as_it_was(value):
     """The hang."""
     if dist.get_rank() == 0:
@@ -20,20 +17,18 @@ def as_it_was(value):
 
 
 # No division.
-WRONG.slip("sums", "the sum, not the mean", (" / dist.get_world_size()", ""))
 
 
-@WRONG("rank 0's own value")
+@told("rank 0's own value")
 def asks_nobody(value):
     """No hang, and no mean."""
     return value if dist.get_rank() == 0 else None
 
 
 # Everybody reports.
-WRONG.slip("returns_everywhere", "expected None on all ranks but 0", ("if dist.get_rank() == 0:", "if True:"))
 
 
-@WRONG("returned None, expected a float")
+@told("returned None, expected a float")
 def nobody_returns(value):
     """No return."""
     dist.all_reduce(torch.tensor(value))

@@ -2,37 +2,35 @@
 
 import torch.distributed as dist
 
-from course.exercises.micro_batch_weights import EXERCISE, micro_batch_weights
-from tests.support.wrong_answers import WrongAnswers
-
-WRONG = WrongAnswers(EXERCISE)
+from course.exercises.micro_batch_weights import micro_batch_weights
+from tests.support.wrong_answers import told
 
 
-@WRONG("all micro-batches count alike")
+@told("all micro-batches count alike")
 def alike(tokens):
     """As with equally many."""
     return [1 / len(tokens) for _ in tokens]
 
 
-@WRONG("others have more or fewer")
+@told("others have more or fewer")
 def of_this_rank(tokens):
     """No communication."""
     return [count / sum(tokens) for count in tokens]
 
 
-@WRONG("is not taken back")
+@told("is not taken back")
 def divided_twice(tokens):
     """The mean of DDP forgotten."""
     return [weight / dist.get_world_size() for weight in micro_batch_weights(tokens)]
 
 
-@WRONG("that is the sum over all tokens, not their mean")
+@told("that is the sum over all tokens, not their mean")
 def sums(tokens):
     """Not divided."""
     return [float(count * dist.get_world_size()) for count in tokens]
 
 
-@WRONG("returned a NoneType, expected a list of floats")
+@told("returned a NoneType, expected a list of floats")
 def nothing(tokens):
     """No return."""
     micro_batch_weights(tokens)

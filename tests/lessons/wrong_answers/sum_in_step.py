@@ -2,13 +2,11 @@
 
 import torch.distributed as dist
 
-from course.exercises.sum_in_step import EXERCISE, sum_in_step
-from tests.support.wrong_answers import WrongAnswers
-
-WRONG = WrongAnswers(EXERCISE)
+from course.exercises.sum_in_step import sum_in_step
+from tests.support.wrong_answers import told
 
 
-@WRONG("a hang: rank 1 waits in all_reduce for the other ranks")
+@told("a hang: rank 1 waits in all_reduce for the other ranks")
 def as_it_was(batches):
     """The hang."""
     totals = []
@@ -19,14 +17,14 @@ def as_it_was(batches):
     return totals
 
 
-@WRONG("returned 4 totals, expected 3, the fewest batches of any rank")
+@told("returned 4 totals, expected 3, the fewest batches of any rank")
 def goes_on_alone(batches):
     """What is left is added up by nobody."""
     totals = sum_in_step(batches)
     return totals + [batch.clone() for batch in batches[len(totals) :]]
 
 
-@WRONG("`batches[0]` was changed")
+@told("`batches[0]` was changed")
 def adds_in_place(batches):
     """No clone."""
     totals = sum_in_step(batches)
@@ -35,7 +33,7 @@ def adds_in_place(batches):
     return totals
 
 
-@WRONG("nothing has changed it")
+@told("nothing has changed it")
 def does_not_add(batches):
     """No hang, and no sum."""
     return batches[: len(sum_in_step(batches))]

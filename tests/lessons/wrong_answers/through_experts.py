@@ -2,32 +2,30 @@
 
 import torch.distributed as dist
 
-from course.exercises.through_experts import EXERCISE, through_experts
-from tests.support.wrong_answers import WrongAnswers
-
-WRONG = WrongAnswers(EXERCISE)
+from course.exercises.through_experts import through_experts
+from tests.support.wrong_answers import told
 
 
-@WRONG("this rank's own expert did it")
+@told("this rank's own expert did it")
 def stays_at_home(x, chosen, work):
     """No communication."""
     return work(x)
 
 
-@WRONG("in the order in which they were sent, not in that of the tokens")
+@told("in the order in which they were sent, not in that of the tokens")
 def forgets_the_order(x, chosen, work):
     """Comes back sorted by experts."""
     return through_experts(x, chosen, work)[chosen.argsort(stable=True)]
 
 
-@WRONG("sorted twice")
+@told("sorted twice")
 def sorts_twice(x, chosen, work):
     """By the same order again."""
     order = chosen.argsort(stable=True)
     return through_experts(x, chosen, work)[order][order]
 
 
-@WRONG("failed: RuntimeError")
+@told("failed: RuntimeError")
 def equal_parts(x, chosen, work):
     """As if as many came as go."""
     n = dist.get_world_size()
