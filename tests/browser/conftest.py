@@ -6,18 +6,16 @@ import shutil
 
 import pytest
 
-from tests.support.browser import lab_and_its_end, write
+from tests.support.browser import lab_and_its_end
 from tests.tools.run_notebooks import FOLDER
 
 
 @pytest.fixture(scope="module")
-def page(request, tmp_path_factory):
-    """JupyterLab over a folder with the lessons, and with the module's `NOTEBOOKS`, whose cells are given by name."""
+def page(tmp_path_factory):
+    """JupyterLab over a folder with the lessons."""
     folder = tmp_path_factory.mktemp("lab")
     for lesson in FOLDER.glob("*.ipynb"):
         shutil.copy(lesson, folder)
-    for name, sources in getattr(request.module, "NOTEBOOKS", {}).items():
-        write(folder, name, *sources)
     with lab_and_its_end(folder) as jupyterlab:
         jupyterlab.folder = folder
         yield jupyterlab

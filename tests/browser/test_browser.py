@@ -1,12 +1,13 @@
-"""The live view in a real JupyterLab in a real Chromium. Screenshots are kept in build/screenshots; look at them."""
+"""Controls, an exercise and a session in a real JupyterLab in a real Chromium. Screenshots are in build/screenshots."""
 
 from __future__ import annotations
 
-import re
-import time
+import json
 
 import pytest
 
+from course import exercises
+from course.exercises.progress import FILE
 from tests.support.browser import LONG_S, SCREENSHOTS, write
 from tests.tools.run_notebooks import LIMIT_BYTES
 
@@ -14,9 +15,6 @@ pytestmark = pytest.mark.browser
 
 STAYS = ".jp-RenderedPlotly.js-plotly-plot .scatterlayer .trace"
 """A curve of a chart that needs no kernel."""
-
-HAS_A_PICTURE = "() => JSON.stringify(jupyterapp.shell.currentWidget.content.model.toJSON()).includes('image/png')"
-"""JupyterLab adds the picture of a chart that it has drawn, for everything that has no Plotly."""
 
 PANEL = ".labkit-run .charts > [role=figure]"
 """A panel of curves of a run that goes on."""
@@ -26,80 +24,114 @@ LAST_STEP = f"""() => {{
     return Math.max(0, ...plots.map(plot => plot.data[0]?.at(-1) ?? 0));
 }}"""
 
-SLOWLY = {
-    "epochs = 15": "epochs = 5000",
-    "batch_size = 48": "batch_size = 480",
-    "worker.log(loss=losses[-1]": "__import__('time').sleep(0.2), worker.log(loss=losses[-1]",
-}
+
+TITLES = """() => [...document.querySelectorAll('.jp-OutputArea-output .gtitle')].filter(title => title.closest('div')
+    .offsetParent).map(title => title.textContent).join()"""
+"""The titles of the charts that can be seen."""
 
 
 def screenshot(page, name):
     page.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
-def test_a_click_on_a_heading_sorts_a_table(page):
-    source = (
-        "import course, pandas as pd\n"
-        "course.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
-    )
-    write(page.folder, "table.ipynb", source)
-    page.open("table.ipynb")
-    page.run_cell(0)
+CONTROLS = (
+    """
+import course, pandas as pd
+import plotly.graph_objects as go
+from course.explore import explore
+course.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))
+""",
+    """
+def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):
+    return go.Figure(go.Bar(x=["batch", "latency"], y=[batch_size, latency_us]), {"title": f"batch {batch_size}"})
+explore(bars, batch_size=[64, 128, 256], bandwidth_gb_s=[1, 10], latency_us=[1, 10, 100])
+""",
+    'guess = course.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
+    'guess.reveal("no one knows")',
+)
+TABLE, EXPLORE, QUESTION, REVEAL = range(4)
+
+
+def test_tables_are_sorted_sliders_redraw_and_predictions_are_made_by_a_click(page):
+    write(page.folder, "controls.ipynb", *map(str.strip, CONTROLS))
+    page.open("controls.ipynb")
+    for index in (TABLE, EXPLORE, QUESTION):
+        page.run_cell(index)
+        page.wait_until_run(index)
     heading = page.page.locator("th.col_heading", has_text="ms")
-    heading.wait_for()
-    rows = page.page.locator(".jp-OutputArea tbody th")
+    rows = page.cell(TABLE).locator("tbody th")
     assert rows.all_text_contents() == ["x", "y", "z"]
     heading.click()
     assert rows.all_text_contents() == ["z", "x", "y"], "by number, not by text"
     assert heading.get_attribute("aria-sort") == "ascending"
-    page.page.locator(".jp-OutputArea table").focus()  # as by the tab key; it hands on to its first heading
+    page.cell(TABLE).locator(".jp-OutputArea table").focus()  # as by the tab key; it hands on to its first heading
     page.page.keyboard.press("Enter")
     assert heading.get_attribute("aria-sort") == "descending"
     assert rows.all_text_contents() == ["y", "x", "z"]
-    page.page.locator("th.col_heading", has_text="way").click()
-    assert rows.all_text_contents() == ["y", "x", "z"]
+    page.wait_for(f"() => ({TITLES})() == 'batch 128'")
+    page.cell(EXPLORE).locator(".noUi-handle").first.press("ArrowRight")
+    page.wait_for(f"() => ({TITLES})() == 'batch 256'")
+    assert page.cell(EXPLORE).locator(".widget-readout").first.inner_text() == "256"
+    page.page.wait_for_timeout(1500)  # until the output that the notebook keeps has changed, too
+    assert page.page.locator(".jp-RenderedPlotly:visible").count() == 1
+    page.cell(QUESTION).locator("button", has_text="rank 1").click()
+    page.page.wait_for_timeout(300)
+    page.run_cell(REVEAL)
+    page.cell(REVEAL).locator("text=You said rank 1; it was no one knows: surprised?").wait_for()
+    page.cell(QUESTION).locator(".jp-OutputArea span", has_text="rank 1").wait_for()  # in the place of the buttons
+    assert page.cell(QUESTION).locator("button", has_text="rank 1").count() == 0
+    screenshot(page, "controls")
+    page.save(page.folder / "controls.ipynb")
+    assert "batch 256" in (page.folder / "controls.ipynb").read_text()
+    assert (page.folder / "controls.ipynb").stat().st_size < 50_000
     assert page.real_errors() == []
 
 
-def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
-    """Lesson 00 with many epochs, of a few steps that mostly wait: a page that draws ten times a second, and ranks that
-    compute, would take all cores. Cells 0 to 5 are parameters, imports, the
-    machine, one process, which is left out, the function, the launch."""
-    lesson = (page.folder / "00_start_here.ipynb").read_text()
-    for line, instead in SLOWLY.items():
-        assert lesson.count(line) == 1
-        lesson = lesson.replace(line, instead)
-    (page.folder / "long.ipynb").write_text(lesson)
-    page.open("long.ipynb")
-    for index in (0, 1, 2, 4):
-        page.run_cell(index)
-    page.wait_until_run(4)
-    launched = time.monotonic()
-    page.run_cell(5)
-    page.page.locator(PANEL).first.wait_for()
-    drawn_s = time.monotonic() - launched
-    assert drawn_s < 5 * page.opened_s, "two ranks' curves in a few times what it takes to open a notebook"
-    for _ in range(4):  # the curves grow, and keep growing
-        before = page.page.evaluate(LAST_STEP)
-        page.wait_for(f"before => ({LAST_STEP})() > before", before)
-    assert page.is_running(5)
-    labels = page.page.locator(f"{PANEL} .u-label").all_text_contents()
-    assert labels[:4] == ["step", "rank 0", "rank 1", "mean"]
-    page.page.locator(".labkit-run .tabs button", has_text="rank 1").click()
-    page.page.locator(".labkit-run pre:visible", has_text="epoch 0").wait_for()
-    screenshot(page, "1_running")
-    asked = time.monotonic()
-    page.page.locator("button.stop", has_text="Stop").click()
-    page.wait_until_run(5)
-    took = time.monotonic() - asked
-    page.page.locator("b", has_text="train: stopped").wait_for()
-    page.page.locator(STAYS).first.wait_for()
-    screenshot(page, "2_stopped")
-    assert took < 3 * drawn_s, "about as soon as ranks start and their first curves are drawn"
-    assert page.page.locator("button.stop", has_text="Stop").count() == 0, "what stays needs no kernel"
+NAME = "average_gradients"
+EXERCISE = ("import course\nanswers = None", f'course.exercises.statement("{NAME}")', exercises.starter(NAME).strip())
+STATEMENT, ANSWER, CHECK = range(1, 4)
+
+
+def answer(page, source):
+    """Replace what stands in the answer's cell, and run it and the check."""
+    page.cell(ANSWER).locator(".cm-content").click()
+    page.page.keyboard.press("Control+a")
+    page.page.keyboard.insert_text(source)
+    for cell in (ANSWER, CHECK):
+        page.run_cell(cell)
+        page.wait_until_run(cell)
+
+
+def test_a_learner_is_wrong_reads_why_opens_a_hint_and_is_right(page):
+    write(page.folder, "exercise.ipynb", *EXERCISE, f"course.check({NAME}, answers)")
+    page.open("exercise.ipynb")
+    for cell in range(CHECK + 1):
+        page.run_cell(cell)
+        page.wait_until_run(cell)
+    page.cell(STATEMENT).locator("h4", has_text="Average the gradients").wait_for()
+    shown = page.cell(CHECK)
+    shown.locator("text=/not answered yet: write your answer in the place of/").wait_for()
+    head = exercises.starter(NAME).replace("    ...\n", "")
+    loop = "    for parameter in model.parameters():\n        if parameter.grad is not None:\n"
+    wrong = f"{head}{loop}            dist.all_reduce(parameter.grad)"
+    answer(page, wrong)
+    shown.locator("text=/2 ranks, rank 0, with .*summed, not averaged/").wait_for()
+    hint = shown.locator("text=/replaces .* by the sum over the ranks/")
+    assert not hint.is_visible()
+    shown.locator("summary", has_text="Hint 1").click()
+    hint.wait_for()
+    assert not shown.locator("summary", has_text="Hint 3").is_visible()
+    screenshot(page, "exercise_wrong")
+    assert not json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
+    answer(page, f"{wrong}\n            parameter.grad /= dist.get_world_size()")
+    shown.locator("b", has_text=f"{NAME}: right").wait_for()
+    shown.locator("svg[role=img]").wait_for()
+    screenshot(page, "exercise_right")
+    assert json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
     assert page.real_errors() == []
 
 
+@pytest.mark.wide
 def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
     page.open("00_start_here.ipynb")
     page.run_all()
@@ -109,85 +141,10 @@ def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
     page.cell(5).scroll_into_view_if_needed()
     page.page.locator(STAYS).first.wait_for(state="attached")
     screenshot(page, "3_first_lesson")
-    page.wait_for(HAS_A_PICTURE)
     page.save(page.folder / "00_start_here.ipynb")
     saved = (page.folder / "00_start_here.ipynb").read_text()
     assert len(saved.encode()) <= LIMIT_BYTES
     assert "widget-view+json" not in saved
-    assert page.real_errors() == []
-
-
-def test_a_background_run_and_a_failure_are_shown_readably(page):
-    write(
-        page.folder,
-        "failure.ipynb",
-        "import time, labkit, torch.distributed as dist",
-        "def forever(worker):\n    while True:\n        worker.log(loss=1.0)\n"
-        "        time.sleep(0.2)\n        dist.barrier()",
-        "run = labkit.launch(forever, wait=False)",
-        "6 * 7",
-        "def train(worker):\n    for step in range(40):\n        worker.log(loss=1 / (1 + step))\n"
-        "        if worker.rank == 1 and step == 30:\n            raise ValueError('image 17 has no label')\n"
-        "        dist.barrier()\nlabkit.launch(train)",
-    )
-    page.open("failure.ipynb")
-    for index in range(3):
-        page.run_cell(index)
-    page.wait_until_run(2)
-    page.page.locator(PANEL).first.wait_for()
-    page.run_cell(3)
-    page.wait_until_run(3)
-    before = page.page.evaluate(LAST_STEP)
-    # The live view goes on after another cell has run.
-    page.wait_for(f"before => ({LAST_STEP})() > before", before)
-    page.page.locator("button.stop", has_text="Stop").click()
-    page.page.locator("b", has_text="forever: stopped").wait_for()
-    page.run_cell(4)
-    page.wait_until_run(4)
-    shown = page.cell(4)
-    shown.locator("text=rank 1 failed: ValueError: image 17 has no label").first.wait_for()
-    text = shown.inner_text()
-    assert "Cell In[5], line 5, in train" in text
-    assert "raise ValueError('image 17 has no label')" in text
-    assert "labkit/monitor/run.py" not in text
-    shown.locator("summary", has_text="what became of the other rank").click()
-    became = re.compile("rank 0 (lost its connection as a consequence|was still running and was ended)")
-    shown.locator("li", has_text=became).wait_for()
-    shown.scroll_into_view_if_needed()
-    screenshot(page, "4_failure")
-    assert page.real_errors() == []
-
-
-EXPLORE = """
-import plotly.graph_objects as go
-from course.explore import explore
-
-
-def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):
-    return go.Figure(go.Bar(x=["batch", "latency"], y=[batch_size, latency_us]), {"title": f"batch {batch_size}"})
-
-
-explore(bars, batch_size=[64, 128, 256], bandwidth_gb_s=[1, 10], latency_us=[1, 10, 100])
-"""
-SHOWN = """() => [...document.querySelectorAll('.jp-OutputArea-output .gtitle')].filter(title => title.closest('div')
-    .offsetParent).map(title => title.textContent).join()"""
-
-
-def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
-    write(page.folder, "explore.ipynb", EXPLORE)
-    page.open("explore.ipynb")
-    page.run_cell(0)
-    page.wait_until_run(0)
-    page.wait_for(f"() => ({SHOWN})() == 'batch 128'")
-    page.page.locator(".jp-OutputArea .noUi-handle").first.press("ArrowRight")
-    page.wait_for(f"() => ({SHOWN})() == 'batch 256'")
-    page.page.wait_for_timeout(1500)  # until the output that the notebook keeps has changed, too
-    assert page.page.locator(".jp-RenderedPlotly:visible").count() == 1
-    assert page.page.locator(".widget-readout").first.inner_text() == "256"
-    screenshot(page, "explore")
-    page.save(page.folder / "explore.ipynb")
-    assert "batch 256" in (page.folder / "explore.ipynb").read_text()
-    assert (page.folder / "explore.ipynb").stat().st_size < 50_000
     assert page.real_errors() == []
 
 

@@ -1,10 +1,11 @@
-"""Every kind of chart in a real JupyterLab: it is alive at once, and fits its cell, at three widths and in both themes.
+"""Every kind of chart in a real JupyterLab: it is alive at once, and fits its cell, at two widths and in both themes.
 
-Screenshots, of two of the widths, are kept in build/screenshots; look at them.
+Screenshots are kept in build/screenshots; look at them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -17,8 +18,11 @@ pytestmark = pytest.mark.browser
 SETTLED_S = 15
 """How long charts may take to fit a window that has changed, on a machine that is busy."""
 
-PICTURED = (800, 1280)
-"""The widths at which screenshots are taken: the narrowest, and that of most windows."""
+LOOKS = [("Light", 1100), ("Dark", 700)]
+"""The theme and the width of the window, in px."""
+
+if os.environ.get("LABKIT_WIDE"):
+    LOOKS += [("Light", 700), ("Light", 1600), ("Dark", 1100)]
 
 PREPARE = """
 import labkit, plotly.express as px, time
@@ -206,21 +210,19 @@ def look_at(page, kinds):
     First in a window of the same width that is only higher: no chart may lose its height for that.
     """
     wrong = []
-    for theme, widths in (("Light", (1280, 800, 1100, 1600)), ("Dark", (800,))):
+    for theme, width in LOOKS:
         page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
         for kind in kinds:  # nobody changes both at once; a chart may then stay as wide as it was
             settle(page, list(CHARTS).index(kind))
-        for width in widths:
-            page.page.set_viewport_size({"width": width, "height": 1300})
-            for kind in kinds:
-                cell = settle(page, list(CHARTS).index(kind))
-                is_labkits = kind not in ("labkit.show", "explore")  # Plotly Express has a look of its own
-                for test in (TOO_WIDE, LIES_OVER, *[HARD_TO_READ] * is_labkits):
-                    wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
-                if width in PICTURED:
-                    name = kind.replace(" ", "_").replace("()", "")
-                    # With the caret as it is: hiding it has the page's style computed anew, twice.
-                    cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png", caret="initial")
+        page.page.set_viewport_size({"width": width, "height": 1300})
+        for kind in kinds:
+            cell = settle(page, list(CHARTS).index(kind))
+            is_labkits = kind not in ("labkit.show", "explore")  # Plotly Express has a look of its own
+            for test in (TOO_WIDE, LIES_OVER, *[HARD_TO_READ] * is_labkits):
+                wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
+            name = kind.replace(" ", "_").replace("()", "")
+            # With the caret as it is: hiding it has the page's style computed anew, twice.
+            cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png", caret="initial")
     assert wrong == []
 
 
@@ -265,17 +267,17 @@ def test_a_view_that_was_loaded_too_late_is_live(page):
     assert any(LATE in error for error in page.errors), "it was too late"
 
 
-@pytest.mark.parametrize("kind", LIVE)
-def test_a_live_view_fits_its_cell(page, kind):
-    index = list(CHARTS).index(kind)
-    page.run_cell(index)
-    cell = page.cell(index)
-    cell.locator(PANEL).nth(0 if "one" in kind else 5).wait_for()
-    look_at(page, [kind])
-    assert cell.locator(f"{PANEL} .u-label").all_text_contents()[:4] == ["step", "rank 0", "rank 1", "mean"]
-    cell.locator(PANEL).first.scroll_into_view_if_needed()
-    cell.locator(f"{PANEL} .u-over").first.hover()
-    cell.locator(f"{PANEL} .u-value", has_text=re.compile(r"^[\d.]+$")).nth(3).wait_for()  # under the mouse
+def test_live_views_fit_their_cells(page):
+    for kind, last in zip(LIVE, (0, 5), strict=True):
+        index = list(CHARTS).index(kind)
+        page.run_cell(index)
+        cell = page.cell(index)
+        cell.locator(PANEL).nth(last).wait_for()
+        look_at(page, [kind])
+        assert cell.locator(f"{PANEL} .u-label").all_text_contents()[:4] == ["step", "rank 0", "rank 1", "mean"]
+        cell.locator(PANEL).first.scroll_into_view_if_needed()
+        cell.locator(f"{PANEL} .u-over").first.hover()
+        cell.locator(f"{PANEL} .u-value", has_text=re.compile(r"^[\d.]+$")).nth(3).wait_for()  # under the mouse
     assert page.real_errors() == []
 
 

@@ -6,6 +6,7 @@ Screenshots are kept in build/screenshots; look at them.
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -23,6 +24,7 @@ from IPython.display import display
 def train(worker, steps=60, then="returns"):
     for step in range(steps):
         worker.log(loss=1 / (1 + step) + worker.rank)
+    print("all steps of", worker.rank)
     if then == "fails" and worker.rank == 1:
         raise ValueError("image 17 has no label")
     while then == "stands still":
@@ -90,7 +92,10 @@ def reopen(page, name):
 
 
 def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
-    """Saved while they ran, so that the file has the views of widgets: running, standing still, finished, failed."""
+    """Saved while they ran, so that the file has the views of widgets: running, standing still, finished, failed.
+
+    At the end the kernel is restarted.
+    """
     going = 'labkit.launch(train, then="{}", wait=False, name="{}")'
     opened(
         page,
@@ -98,7 +103,7 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
         f"still = {going.format('stands still', 'still')}",
         f"ends = {going.format('goes on', 'ends')}",
         "labkit.launch(train, wait=False, name='short')",
-        "fails()",
+        "labkit.launch(train, then='fails')",
         "labkit.launch(train, then='goes on', name='blocking')",
     )
     for index in range(1, 5):
@@ -114,12 +119,19 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     says(page, 2, "ends: stopped")
     says(page, 3, "short: finished")
     page.cell(3).locator(".jp-RenderedPlotly:visible").wait_for()  # as the file has it
-    page.cell(4).locator("b:visible", has_text="rank 1 failed: ValueError: image 17 has no label").first.wait_for()
-    page.cell(4).scroll_into_view_if_needed()
+    failed = page.cell(4)
+    failed.locator("b:visible", has_text="rank 1 failed: ValueError: image 17 has no label").first.wait_for()
+    assert re.search(r"Cell In\[1\], line \d+, in train", failed.inner_text())
+    assert 'raise ValueError("image 17 has no label")' in failed.inner_text()
+    assert "labkit/monitor" not in failed.inner_text()
+    failed.locator("summary", has_text="what became of the other rank").click()
+    failed.locator("li", has_text=re.compile("rank 0 ")).wait_for()
+    failed.scroll_into_view_if_needed()
     screenshot(page, "reloaded_failed")
     # While its cell runs, too, it goes on, and can be stopped.
     page.run_cell(5)
     page.cell(5).locator(PANEL).first.wait_for()
+    assert page.is_running(5)
     page.save(page.folder / "reload.ipynb")
     page.reload()
     page.cell(5).locator(PANEL).first.wait_for()
@@ -127,6 +139,8 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     screenshot(page, "reloaded_blocking")
     before = page.page.evaluate(LAST_STEP)
     page.wait_for(f"before => ({LAST_STEP})() > before", before)
+    page.cell(5).locator(".labkit-run .tabs button", has_text="rank 1").click()
+    page.cell(5).locator(".labkit-run pre:visible", has_text="all steps of 1").wait_for()
     assert not page.cell(5).locator(".labkit-not-drawn").bounding_box()["height"]
     page.cell(5).locator("button.stop").click()
     says(page, 5, "blocking: stopped")
@@ -141,8 +155,18 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     wait_until_drawn(page, 1)
     screenshot(page, "reopened")
     assert page.real_errors() == []
+    # The run that still stands is ended with its kernel, and so is its view.
+    page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    said = page.cell(1).locator(".labkit-run")
+    said.filter(has_text="The kernel has been restarted: this run has ended with it.").wait_for()
+    assert page.cell(1).locator("button", has_text="Stop").is_disabled()
+    page.reload()
+    page.cell(1).locator("text=/model not found/i").wait_for()
+    page.wait_for("() => document.querySelector('.labkit-not-drawn').offsetHeight > 10")
+    screenshot(page, "cut_off")
 
 
+@pytest.mark.wide
 def test_a_page_that_answers_before_the_kernel_has_a_subshell_is_heard_while_the_cell_runs(page):
     """As on a machine that is busy. Its first answer then waits for the cell to end."""
     opened(
@@ -177,12 +201,6 @@ display(widgets.Tab(outs, selected_index=1))
 with outs[1]:
     labkit.launch(train)
 """,
-    "Accordion": """
-out = widgets.Output()
-display(widgets.Accordion([out], selected_index=0))
-with out:
-    labkit.launch(train)
-""",
     "on_click": """
 out, button = widgets.Output(), widgets.Button(description="launch")
 def clicked(_):
@@ -191,7 +209,6 @@ def clicked(_):
 button.on_click(clicked)
 display(button, out)
 """,
-    "interact": "widgets.interact(lambda steps: labkit.launch(train, steps), steps=widgets.Dropdown(options=[60]))",
 }
 
 
@@ -281,32 +298,6 @@ explore(bars, batch_size=[64, 128, 256])
     assert page.real_errors() == []
 
 
-def test_after_a_restart_of_the_kernel_a_view_says_that_its_run_has_ended(page):
-    opened(page, "restart", "labkit.launch(train, then='goes on', wait=False)")
-    page.run_cell(1)
-    view = page.cell(1)
-    view.locator(PANEL).first.wait_for()
-    assert view.locator("button", has_text="Stop").is_enabled()
-    page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    view.locator(".labkit-run", has_text="The kernel has been restarted: this run has ended with it.").wait_for()
-    assert view.locator("button", has_text="Stop").is_disabled()
-    screenshot(page, "restarted")
-
-
-def test_a_page_without_a_live_view_says_what_to_do(page):
-    """Saved while the run went on, and opened when its kernel had been restarted."""
-    opened(page, "cut_off", "labkit.launch(train, then='goes on', wait=False)")
-    page.run_cell(1)
-    page.cell(1).locator(PANEL).first.wait_for()
-    page.save(page.folder / "cut_off.ipynb")
-    page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    page.cell(1).locator(".labkit-run", has_text="The kernel has been restarted").wait_for()
-    page.reload()
-    page.cell(1).locator("text=/model not found/i").wait_for()
-    page.wait_for("() => document.querySelector('.labkit-not-drawn').offsetHeight > 10")
-    screenshot(page, "cut_off")
-
-
 BUTTONS = """() => [...new Set([...document.querySelectorAll('.js-plotly-plot .modebar-btn')]
     .map(button => button.getAttribute('data-title')))]"""
 
@@ -351,6 +342,7 @@ COUNTED = """() => {
 }"""
 
 
+@pytest.mark.wide
 def test_a_large_run_takes_little_of_the_page(page):
     """Four ranks, three names, 10,000 steps each: the processor time of the page's main thread for each redraw."""
     opened(
