@@ -5,7 +5,6 @@ python -m tests.pretended_gpu.calls FOLDER        in `pretended_gpu.environment(
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -18,10 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 import labkit
-from course import transformer
 from tests.pretended_gpu import recorded
 from tests.support import prefork
-from tests.support.weights import difference, whole_weights
 
 CALLS: dict[str, Any] = {}
 GPUS = torch.cuda.device_count()
@@ -166,59 +163,14 @@ def visible_devices() -> Any:
     return found
 
 
-def gpt(experts: int = 0) -> nn.Module:
-    """A small GPT in double precision; two stages a rank, and a head a rank, for up to four."""
-    torch.manual_seed(0)
-    return transformer.GPT(8, 16, 4, experts=experts).double()
-
-
-def text(device: torch.device) -> Any:
-    """Yield the same batches of text for ever."""
-    return transformer.batches(transformer.text(), 8, 16, 0, device=device)
-
-
-adam = functools.partial(torch.optim.Adam, lr=1e-3)
-
-
-def off(ranks: Any, title: str) -> float:
-    """Train by a strategy as many ranks as GPUs, and return how far its weights are from one process's."""
-    model = functools.partial(gpt, 4) if title == "expert parallel" else gpt
-    count = transformer.ALL[title].ranks(max(2, GPUS))
-
-    def trained(title: str, world_size: int) -> Any:
-        call = (transformer.train, transformer.ALL[title], model, adam, text, 2)
-        return labkit.launch(*call, on=ranks, world_size=world_size, live=False, seed=0).results
-
-    return difference(whole_weights(trained("one process", 1)), whole_weights(trained(title, count)))
-
-
-@call
-def strategies() -> Any:
-    """Return how far each strategy is from one process, or what it raised, and the devices that were used."""
-    found: dict[str, Any] = {"on": []}
-    for fits in (True, False):  # those that have a GPU for each rank, and those that have not
-        some = {title: way.ranks(max(2, GPUS)) for title, way in transformer.ALL.items()}
-        some = {title: ranks for title, ranks in some.items() if (ranks <= GPUS) == fits}
-        if not some:
-            continue
-        with labkit.Session(max(some.values())) as ranks:
-            for title in some:
-                try:
-                    found[title] = off(ranks, title)
-                except Exception as error:
-                    found[title] = str(error)
-            found["on"] += ran(where, on=ranks)["devices"]
-    return found
-
-
 def main() -> None:
-    """Make the calls that are named, or all but those about strategies."""
-    folder, names = Path(sys.argv[1]), sys.argv[2:] or [name for name in CALLS if "strategies" not in name]
+    """Make all calls."""
+    folder = Path(sys.argv[1])
     found: dict[str, Any] = {}
     with prefork.in_use():
-        for name in names:
+        for name, call in CALLS.items():
             try:
-                found[name] = CALLS[name]()
+                found[name] = call()
             except BaseException:
                 found[name] = {"raised": traceback.format_exc()}
     found["initialised here"] = torch.cuda.is_initialized()

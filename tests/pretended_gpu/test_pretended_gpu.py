@@ -1,7 +1,7 @@
 """labkit on pretended GPUs (`tests/pretended_gpu`): 1, 2 and 4 of them, with fewer, as many and more ranks.
 
 One program for each number of GPUs makes all calls, as a notebook would; the tests look at what came of them. The whole
-table, every lesson and every strategy, is for `make test-long`.
+table, and every lesson, is for `make test-long`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,18 @@ MACHINES = (1, 2, 4)
 OWN, SHARED = "cpu:gloo,cuda:nccl", "gloo"
 
 
-def program(gpus, *calls):
+@functools.cache
+def calls_on(gpus):
     """Run `tests.pretended_gpu.calls` on so many GPUs, and return what it found."""
     with tempfile.TemporaryDirectory() as folder:
         own = pretended_gpu.environment(gpus, Path(folder) / "log", LABKIT_PRETENDED_ASSERT="1")
-        command = [sys.executable, "-m", "tests.pretended_gpu.calls", folder, *calls]
+        command = [sys.executable, "-m", "tests.pretended_gpu.calls", folder]
         ended = subprocess.run(
             command, env={**os.environ, **own}, cwd=pretended_gpu.ROOT, capture_output=True, text=True
         )
         file = Path(folder) / "found.json"
         assert file.exists(), ended.stderr[-3000:]
         return json.loads(file.read_text())
-
-
-@functools.cache
-def calls_on(gpus):
-    return program(gpus)
 
 
 @pytest.fixture(params=few(MACHINES, lambda gpus: gpus == 2))
@@ -180,7 +176,7 @@ def test_every_form_of_cuda_visible_devices_is_counted_as_cuda_does(gpus, found)
         assert devices == ([f"cuda:{rank}" for rank in range(count)] or ["cpu", "cpu"]), given
 
 
-# Strategies and lessons
+# Lessons
 
 UNDECIDED = {
     "20_sharding_a_gpt": (
@@ -205,14 +201,6 @@ def test_the_guide_names_the_lessons_that_are_undecided():
     (said,) = re.findall(r"lessons it cannot decide.*?reasons", page.read_text(encoding="utf-8"), re.DOTALL)
     lessons = {name.partition("_")[0] for name in (*UNDECIDED, *TOO_LARGE)}
     assert set(re.findall(r"\b\d\d\b", said)) == lessons
-
-
-@pytest.mark.long
-def test_every_strategy_takes_the_step_of_one_process(gpus):
-    found = program(gpus, "strategies")["strategies"]
-    assert {f"cuda:{index}" for index in range(gpus)} <= {*found.pop("on"), *(["cuda:0"] if gpus < 2 else [])}
-    assert {title: off for title, off in found.items() if not isinstance(off, float)} == {}
-    assert max(off for title, off in found.items() if "bf16" not in title.lower()) <= 1e-9, found
 
 
 @functools.cache
