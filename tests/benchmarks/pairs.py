@@ -1,4 +1,4 @@
-"""Measure launch, relaunch, Stop, failure and logging of two checkouts in pairs: what has a change made slower?
+"""Measure launch, relaunch, Stop and failure of two checkouts in pairs: what has a change made slower?
 
 Each pair runs this file in fresh processes, once with each checkout's labkit and environment, in turn.
 
@@ -49,27 +49,6 @@ def fails(worker: Any) -> None:
         raise ValueError("as it is meant to")
 
 
-def log_s(worker: Any, pairs: int = 400, step_s: float = 0.001) -> float:
-    """Return what a log call costs beside a step of 1 ms: the median of many steps with one less that without."""
-
-    def step(log: Callable[[], object] | None = None) -> float:
-        began_s = time.perf_counter()
-        while time.perf_counter() < began_s + step_s:
-            pass
-        if log is not None:
-            log()
-        return time.perf_counter() - began_s
-
-    both = [(step(), step(lambda: worker.log(loss=0.5))) for _ in range(pairs)]
-    plain_s, logged_s = zip(*both, strict=True)
-    return statistics.median(logged_s) - statistics.median(plain_s)
-
-
-def repeated_log_s(worker: Any) -> list[float]:
-    """Return it from 12 repetitions."""
-    return [log_s(worker) for _ in range(12)]
-
-
 def measure() -> dict[str, float]:
     """Return the seconds that each takes with the labkit that is imported here."""
     import labkit
@@ -100,15 +79,7 @@ def measure() -> dict[str, float]:
         "Stop, training": statistics.median(stopped(training) for _ in range(3)),
         "Stop, stuck": statistics.median(stopped(stuck) for _ in range(2)),
         "failure": statistics.median(launched(fails) for _ in range(5)),
-        **logging(),
     }
-
-
-def logging() -> dict[str, float]:
-    """Return the seconds of a log call in the fastest of 12 repetitions: on a shared machine it varies tenfold."""
-    import labkit
-
-    return {"a log call": min(labkit.launch(repeated_log_s, world_size=1, live=False).results[0])}
 
 
 def of(root: Path, script: str, *arguments: str) -> dict[str, float]:
@@ -134,14 +105,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, nargs="?")
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--only-logging", action="store_true")
-    parser.add_argument("--child", choices=("logging", "measure"))
+    parser.add_argument("--child", action="store_true")
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(logging() if given.child == "logging" else measure()))
+        print(json.dumps(measure()))
         return
-    what = "logging" if given.only_logging else "measure"
-    found = in_turns([given.other, ROOT], given.pairs, __file__, "--child", what)
+    found = in_turns([given.other, ROOT], given.pairs, __file__, "--child")
     for title in found[ROOT][0]:
         before, now = ([each[title] for each in found[root]] for root in (given.other, ROOT))
         ratios = ", ".join(f"{b / a:.2f}" for a, b in zip(before, now, strict=True))
