@@ -69,14 +69,12 @@ SCENARIOS = {
     "an exception, whose victim reports later": ([lost(0, 1.2), raised(1, 1.0)], 1, "failed: ValueError: bad batch"),
     "an exception, whose victim reports earlier": ([lost(0, 0.9), raised(1, 1.0)], 1, "failed: ValueError: bad batch"),
     "an exception while the other was ended": ([raised(0, 1.0), ended(1, 0.5)], 0, "failed: ValueError: bad batch"),
-    "an exception while the other still lives": ([RankFacts(0), raised(1, 1.0)], 1, "failed: ValueError: bad batch"),
     "an exception before the function": (
         [ended(0), raised(1, 0.1, "ImportError: no x", during="receiving the function")],
         1,
         "failed while receiving the function: ImportError: no x",
     ),
     "an exception after some steps": ([ended(0), raised(1, 1.0, last_step=7)], 1, r"\(after logging step 7\)"),
-    "SIGKILL, whose victim reports later": ([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL)], 1, r"\(SIGKILL\)"),
     # Death is seen later than it happens, so the victim may well report first.
     "SIGKILL, whose victim reports earlier": ([lost(0, 0.2), died(1, 1.0, -signal.SIGKILL)], 1, r"\(SIGKILL\)"),
     "SIGKILL, while others may have run out of memory": (
@@ -85,11 +83,7 @@ SCENARIOS = {
         r"was killed \(SIGKILL\), perhaps because the system was out of memory",
     ),
     "SIGSEGV": ([died(0, 1.0, -signal.SIGSEGV), lost(1, 1.0), lost(2, 0.9)], 0, r"\(SIGSEGV\)"),
-    "SIGABRT": ([lost(0, 1.1), died(1, 1.0, -signal.SIGABRT), ended(2)], 1, r"\(SIGABRT\)"),
-    "os._exit(0)": ([lost(0, 1.1), died(1, 1.0, 0)], 1, r"\(exit code 0\)"),
     "os._exit(3)": ([lost(0, 1.1), died(1, 1.0, 3, last_step=4)], 1, "exit code 3.*, after logging step 4"),
-    "a silent death of the only rank": ([died(0, 1.0, -signal.SIGKILL)], 0, "SIGKILL"),
-    "two exceptions": ([raised(0, 1.01), raised(1, 1.0)], 1, "bad batch"),
     "two exceptions, after which a third rank lost both": ([lost(0, 0.9), raised(1, 1.1), raised(2, 1.0)], 2, "bad"),
     "two silent deaths": ([died(0, 1.1, -signal.SIGKILL), died(1, 1.0, 3)], 1, "exit code 3"),
     "an exception well before a silent death": ([raised(0, 1.0), died(1, 2.0, -signal.SIGABRT)], 0, "bad batch"),
@@ -100,12 +94,6 @@ SCENARIOS = {
         0,
         "rank 0 returned while rank 1 was still in a collective with it: every rank must take part",
     ),
-    "two ranks that returned early": (
-        [returned(0), lost(1, 1.1), returned(2)],
-        0,
-        "ranks 0 and 2 returned while rank 1 was still in a collective with them",
-    ),
-    "an exception after another rank returned": ([returned(0), raised(1, 1.1)], 1, "rank 1 failed: ValueError"),
     "collectives that PyTorch compared before": (
         [
             raised(rank, 1 + rank, f"{DIFFER}Rank {rank} {running(own)}, but Rank {other} {running(its)}Tensor")
@@ -141,11 +129,6 @@ SCENARIOS = {
         1,
         "rank 1 returned while rank 0 was still in a collective",
     ),
-    "a lost connection where the reader's own line calls torch's C++": (
-        [failed_in(0, 1.1, CLOSED), returned(1)],
-        1,
-        "rank 1 returned while rank 0 was still in a collective",
-    ),
     "lost connections and nothing else": ([lost(0, 1.1), lost(1, 1.0)], 1, "rank 1 failed.*Connection closed by peer"),
 }
 
@@ -170,9 +153,7 @@ WITHOUT_A_TRACEBACK = {
         ["they may have been others: dmesg names them"],
     ),
     "SIGSEGV": (-signal.SIGSEGV, LAST, ["ended with SIGSEGV", "native code"]),
-    "SIGABRT": (-signal.SIGABRT, LAST, ["ended with SIGABRT", "abort"]),
     "SIGBUS": (-signal.SIGBUS, LAST, ["most often /dev/shm is full"]),
-    "os._exit(0)": (0, LAST, ["ended with exit code 0", "os._exit()"]),
     "os._exit(3)": (3, LAST, ["ended with exit code 3", "os._exit()"]),
 }
 
@@ -227,13 +208,9 @@ def test_however_a_library_says_that_a_peer_is_gone_it_is_a_consequence(summary)
         (0, "exit code 0"),
         (3, "exit code 3"),
         (-9, "SIGKILL"),
-        (-11, "SIGSEGV"),
-        (-6, "SIGABRT"),
         (-200, "signal 200"),
         (128, "exit code 128"),
-        (134, "exit code 134: SIGABRT, as a shell says it"),
         (137, "exit code 137: SIGKILL, as a shell says it"),
-        (139, "exit code 139: SIGSEGV, as a shell says it"),
         (255, "exit code 255"),
     ],
 )
@@ -246,7 +223,6 @@ def test_exit_codes_are_said_in_words(code, words):
     [
         ([1], "rank 1"),
         ([0, 2], "ranks 0 and 2"),
-        ([0, 1, 3], "ranks 0, 1 and 3"),
         (range(16), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 15"),
         (range(20), "20 ranks (0–19)"),
         ([*range(1023), 1025], "1,024 ranks (0–1022, 1025)"),
@@ -299,12 +275,6 @@ MISMATCHES = {
         "ranks met in different collectives: rank 1 waits in barrier at Cell In[3], line 2; "
         "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1",
     ),
-    "two that differ": (
-        [raised(0, 1.0, CLOSED, stack=reduces(0)), raised(1, 1.1, GLOO_SIZES, stack=meets(1))],
-        1,
-        "ranks met in different collectives: rank 0 waits in all_reduce at Cell In[3], line 1; "
-        "rank 1 waits in barrier at Cell In[3], line 2",
-    ),
     "an abort in native code, which has left where it was": (
         [
             raised(0, 1.0, CLOSED, stack=meets(0)),
@@ -313,11 +283,6 @@ MISMATCHES = {
         1,
         "ranks met in different collectives: rank 0 waits in barrier at Cell In[3], line 2; "
         "rank 1 waits in all_reduce at Cell In[3], line 1",
-    ),
-    "the same line, other sizes": (
-        [raised(0, 1.0, CLOSED, stack=reduces(0)), raised(1, 1.1, GLOO_SIZES, stack=reduces(1))],
-        1,
-        "ranks met in all_reduce at Cell In[3], line 1 with tensors of different sizes; rank 1 noticed",
     ),
     "the same line, other sizes, and one that has not come yet": (
         [
@@ -348,7 +313,6 @@ def test_ranks_that_met_in_different_collectives_are_told_apart(ranks, culprit, 
     "summary",
     [
         "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "EOFError: Socket closed",
     ],

@@ -207,11 +207,6 @@ def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(functi
     assert refused(ValueError, function, **arguments).splitlines()[-1] == help_hint(page)
 
 
-def test_what_cannot_be_followed_again_names_its_page(tmp_path):
-    (tmp_path / "run.json").write_text('{"launcher": "slurm"}')
-    assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == help_hint("slurm")
-
-
 def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():
     try:
         with naming("bad_argument"):

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import labkit
-from tests.conftest import LONG_S, lives, start_of, wait_for_step, wait_until
+from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import workloads
 from tests.support.hangs import is_recorded
@@ -76,7 +76,7 @@ def stacks_when(run, words):
 # A time limit
 
 
-@pytest.mark.parametrize("how", few(ASTRAY, lambda how: how in ("sleeps", "holds the lock", "is suspended")))
+@pytest.mark.parametrize("how", few(ASTRAY, lambda how: how in ("sleeps", "holds the lock")))
 def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.go_astray, how, world_size=3, stall_s=1.5, live=False)
@@ -96,22 +96,6 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
     assert error.run.history["rank"].tolist() == [0, 1, 2], "what was logged is kept"
     if how != "loops" and is_recorded():  # which is at one of two lines
         assert_as_kept(f"hang, one {how}", said_in(error))
-
-
-@pytest.mark.cold
-def test_the_time_to_start_does_not_count():
-    start_s = start_of(labkit.launch(workloads.log_once, live=False))
-    assert labkit.launch(workloads.log_once, stall_s=start_s / 4, live=False).results == [0, 1]
-
-
-def test_a_run_that_logs_now_and_then_is_not_ended():
-    def train(worker):
-        for step in range(8):
-            time.sleep(0.25)
-            worker.log(loss=1 / (1 + step))
-
-    run = labkit.launch(train, stall_s=1.5, live=False)
-    assert (run.status, len(run.history)) == ("finished", 16)
 
 
 # While it goes on
@@ -136,20 +120,6 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     assert again.outliers == []
 
 
-def test_asking_again_and_again_does_not_disturb_a_run():
-    run = launched(workloads.spin)
-    for _ in range(10):
-        stacks = run.stacks()
-        assert len(stacks) == 2
-        assert all("workloads.py" in where.place for where in stacks), str(stacks)
-    before = len(run.history)
-    wait_until(lambda: len(run.history) > before + 10)
-    run.stop()
-    assert run.status == "stopped"
-    assert run.results[0] == run.results[1] > 0
-    assert run.stacks().in_words == "ranks 0 and 1 have returned"
-
-
 def test_a_stop_comes_to_ranks_of_which_others_ask_things_all_the_time():
     run, is_over = launched(workloads.spin), threading.Event()
 
@@ -166,27 +136,16 @@ def test_a_stop_comes_to_ranks_of_which_others_ask_things_all_the_time():
     assert run.results[0] == run.results[1] > 0
 
 
-@pytest.mark.cold
-def test_a_run_that_is_starting_says_so():
-    run = labkit.launch(workloads.spin, wait=False, live=False)
-    assert run.stacks().in_words in ("ranks 0 and 1 are still starting", "ranks 0 and 1 did not answer")
-    assert run.stop().status == "stopped"
-
-
 # Stop
 
 
 KEPT = {
-    "long steps": ([0.9], "computes"),
     "longer steps": ([2.0], "computes"),
-    "one rank sleeps": ([1.5], "one rank sleeps"),
     "one rank sleeps as it never did": ([0.05] * 20 + [1.0], "one rank sleeps"),
-    "one rank's DataLoader takes time": ([1.5], "one rank loads"),
-    "one rank reads as it never did": ([0.05] * 20 + [1.0], "one rank reads"),
 }
 
 
-@pytest.mark.parametrize("what", few(KEPT, lambda what: what in ("long steps", "one rank sleeps as it never did")))
+@pytest.mark.parametrize("what", few(KEPT, lambda what: what == "one rank sleeps as it never did"))
 def test_ranks_that_go_on_logging_end_at_a_common_step_however_long_it_takes(what):
     steps, how = KEPT[what]
     run = launched(workloads.slow_steps, steps, how, logged=2 * len(steps) + 1)
@@ -205,7 +164,7 @@ STUCK = {
 }
 
 
-@pytest.mark.parametrize("what", few(STUCK, lambda what: what in ("collective", "holds the lock", "backward")))
+@pytest.mark.parametrize("what", few(STUCK, lambda what: what in ("collective", "holds the lock")))
 def test_a_stuck_run_is_ended_two_seconds_and_four_steps_after_it_was_asked_to_stop(what):
     run = launched(*STUCK[what])
     asked_s = time.monotonic()
@@ -215,17 +174,16 @@ def test_a_stuck_run_is_ended_two_seconds_and_four_steps_after_it_was_asked_to_s
     assert len(run.history) == 2
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["rank 0", "rank 1"])
-def test_a_rank_that_logs_alone_returns_what_it_has(first):
+def test_a_rank_that_logs_alone_returns_what_it_has():
     def train(worker):
         steps = 0
         try:
             while True:
-                if worker.rank == (0 if first else 1):
+                if worker.rank == 1:
                     worker.log(loss=1.0)
                 steps += 1
                 time.sleep(0.01)
-                if worker.stopping and worker.rank == (1 if first else 0):
+                if worker.stopping and worker.rank == 0:
                     return steps
         except labkit.Stopped:
             return steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import re
@@ -13,11 +12,10 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 import labkit
-from labkit.failures import ledger, mismatch
-from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
+from labkit.failures import ledger
+from labkit.failures.evidence import is_only_evidence, limit_s
 from labkit.failures.facts import Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.ledger import gone, stuck
@@ -25,13 +23,9 @@ from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
 from labkit.monitor.asking import QUIET_S, Asking
 from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Started
-from labkit.protocol.job import Cell
 from labkit.rank import recorder
-from labkit.rank.failure import describe
 from labkit.rank.recorder import NO_GROUP, RETURNED, Collectives
-from labkit.rank.report_collectives import look_at_threads
 from labkit.run import Run
-from tests.conftest import LONG_S
 from tests.support import transports
 from tests.support.fake_engine import FakeEngine
 from tests.support.hangs import is_recorded
@@ -100,12 +94,6 @@ FAILED = {
         0,
         r"rank 0 did not come to barrier #2 within 3 s, where rank 1 waited at .*; rank 0 came 6\.0 s after it",
     ),
-    "it returned only after the time limit": (
-        [returned(0, returned_s=4.2), failed(1, TIMED_OUT, 4.0), running(2)],
-        [said(0, call(1)), said(1, call(1), call(2)), said(2, call(1), call(2, done=False))],
-        0,
-        r"rank 0 did not come to barrier #2 within 3 s, where .*",
-    ),
     "a rank has left its group": (
         [left(0, ended_by_us=True, exit_code=-9), failed(1), failed(2)],
         [said(0, call(1)), said(1, call(1), call(2)), said(2, call(1), call(2))],
@@ -131,12 +119,6 @@ FAILED = {
         0,
         r"rank 0 did not come to all_reduce #2 within 600 s, where rank 1 waited; rank 0 is .*",
     ),
-    "NCCL's watchdog aborts a rank that waited for one that has returned": (
-        [returned(0), aborted(1), running(2)],
-        [said(0, call(1, "all_reduce")), said(2, call(1, "all_reduce"), call(2, "all_reduce", done=False))],
-        0,
-        r"rank 0 returned while rank 1 was still in all_reduce #2 with it: .*",
-    ),
     "NCCL's watchdog, in a subgroup": (
         [running(0, "computes"), aborted(1, 7, "1", "undefined"), running(2, "computes")],
         [said(0, call(6, "all_reduce", group="1")), said(2)],
@@ -154,12 +136,6 @@ FAILED = {
         [said(0, groups=(WORLD, ALL)), said(2, groups=(WORLD, ALL))],
         2,
         r"rank 2 did not come to recv #3 \(group of ranks 0, 1 and 2\) within 600 s, where rank 1 waited; rank 2 is .*",
-    ),
-    "NCCL's watchdog, in a receive from a rank that has returned": (
-        [returned(0), aborted(1, 3, "1", "undefined", "RECV"), aborted(2, 3, "1", "undefined", "RECV")],
-        [said(0, groups=(WORLD, ALL))],
-        0,
-        r"rank 0 returned while rank 1 was still in recv #3 \(group of ranks 0, 1 and 2\) with it: .*",
     ),
     "a rank that sends nothing": (
         [running(0, "computes"), failed(1, TIMED_OUT), running(2)],
@@ -186,12 +162,6 @@ FAILED = {
     "all of the group were there: the network has failed, and who has returned is in another group": (
         [failed(0, CLOSED, 4.1), failed(1, CLOSED, 4.0), returned(2)],
         [said(0, call(2, group="1")), said(1, call(2, group="1")), said(2)],
-        1,
-        r"rank 1 failed: RuntimeError: Connection closed by peer .*",
-    ),
-    "everybody was there: the network has failed": (
-        [failed(0, CLOSED, 4.1), failed(1, CLOSED, 4.0)],
-        [said(0, call(1), call(2)), said(1, call(1), call(2))],
         1,
         r"rank 1 failed: RuntimeError: Connection closed by peer .*",
     ),
@@ -238,10 +208,6 @@ def test_other_errors_are_no_evidence_about_others(rank):
     assert not is_only_evidence(rank)
 
 
-def test_the_watchdogs_words_say_in_which_call_a_rank_was():
-    assert watchdog_call(aborted(1, 7, "3", "mesh_tp")) == ("3", "mesh_tp", 7, "all_reduce")
-
-
 def test_who_has_gone_is_known_of_every_rank():
     ranks = [returned(0), left(1), failed(2), RankFacts(3, exit_code=3), running(4), RankFacts(5)]
     assert gone(ranks) == {0: "returned", 1: "left", 2: "failed", 3: "ended"}
@@ -270,11 +236,6 @@ STUCK = {
         [said(0, call(1)), waiting(1, call(1), call(2, done=False)), said(2, call(1))],
         r"rank 0 left its process group \(.*\) while rank 1 was still in barrier #2 with it",
     ),
-    "one receives from one that has returned": (
-        [returned(0), alive(1)],
-        [said(0), waiting(1, transfer=("recv", 0, (4,), "float32"))],
-        r"rank 0 returned while rank 1 was still in recv \(float32 \[4\]\) from it: .*",
-    ),
 }
 
 
@@ -288,10 +249,6 @@ def test_ranks_that_wait_for_one_that_has_gone_are_seen_to(ranks, calls, headlin
 HEALTHY = {
     "nobody has gone": ([alive(0), alive(1)], [said(0, call(1)), waiting(1, call(1), call(2, done=False))]),
     "it computes": ([returned(0), alive(1)], [said(0, call(1)), said(1, call(1))]),
-    "a call is on its way while it computes": (
-        [returned(0), alive(1)],
-        [said(0, call(1)), said(1, call(1), call(2, done=False))],
-    ),
     "who has returned had come to the call": (
         [returned(0), alive(1), alive(2)],
         [said(0, call(2)), waiting(1, call(2, done=False)), said(2, call(1))],
@@ -308,7 +265,6 @@ HEALTHY = {
         [returned(0), alive(1), alive(2)],
         [RankCalls(0), waiting(1, call(1), call(2, done=False)), said(2, call(1))],
     ),
-    "nobody has answered": ([returned(0), alive(1)], []),
     "who waits has left itself, for a disk": ([returned(0), left(1)], [said(0), waiting(1, unknown=NO_GROUP)]),
 }
 
@@ -395,85 +351,7 @@ def test_in_a_cell_too_a_rank_that_has_returned_early_is_named(monkeypatch):
     )
 
 
-def ends_slowly(worker, path):
-    """Rank 0 returns early, and its process has an exit handler that takes long."""
-    dist.barrier()
-    transports.keep_open(path)
-    worker.log(loss=1.0)
-    if worker.rank == 0:
-        atexit.register(time.sleep, 3 * QUIET_S)
-        return
-    dist.barrier()
-
-
-@pytest.mark.spawns
-@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
-def test_a_rank_that_has_returned_is_blamed_while_its_process_is_still_ending():
-    """It answers then, too, and is in no group any more."""
-    with transports.holding() as path:
-        run = labkit.launch(ends_slowly, path, world_size=2, live=False, wait=False)
-        with pytest.raises(labkit.WorkerFailed, match="^rank 0 returned while rank 1 was still in barrier #2 with it"):
-            run.wait(LONG_S)
-
-
-# The right line
-
-CELL = "/tmp/ipykernel_77/1.py"
-CELLS = {CELL: Cell("Cell In[3]", "\n".join(f"line {number}" for number in range(1, 40)))}
-
-
-def test_a_hooks_callback_that_fails_is_shown_with_its_cell_and_line():
-    error = RuntimeError(f"Got the following error when running the callback: ValueError: x\n\nAt:\n  {CELL}(11): cb\n")
-    summary, text, frames = describe(error, CELLS)
-    assert summary.endswith("ValueError: x (in cb at Cell In[3], line 11)")
-    assert "At:\n  Cell In[3], line 11, in cb" in text
-    assert frames == ()
-
-
-def test_frames_that_repeat_are_shown_once():
-    down = [Frame(CELL, 2, "down")] * 80
-    stack = RankStack(0, [Frame("/usr/lib/python3/copy.py", 1, "deepcopy"), *down, Frame(CELL, 9, "train")], CELLS)
-    assert "… 79 more times" in stack.details
-    assert stack.details.count("in down") == 1
-
-
-def deeply(count, then):
-    return deeply(count - 1, then) if count else then()
-
-
-def test_a_stack_too_deep_for_the_signals_handler_is_sent_with_both_ends():
-    (deep, other), (usual, _) = deeply(150, look_at_threads), look_at_threads()
-    assert [name for *_, name in deep[1:3]] == ["deeply", "deeply"]
-    assert deep[-1][2] in ("<module>", "_run_module_as_main"), "to its outermost frame"
-    assert len(usual) <= len(deep)
-    assert other == []
-
-
-def test_a_wait_in_another_thread_is_said_to_be_there():
-    library = "/usr/lib/python3/torch/distributed/distributed_c10d.py"
-    in_thread = RankStack(0, [Frame(library, 1, "all_reduce"), Frame(CELL, 5, "reduce")], CELLS)
-    stack = RankStack(
-        0, [Frame("/usr/lib/python3/threading.py", 1, "join"), Frame(CELL, 9, "train")], CELLS, "", in_thread
-    )
-    assert stack.waits_for_ranks
-    assert stack.place_of_wait == "Cell In[3], line 5 in another thread"
-    assert "Cell In[3], line 5, in reduce" in stack.details
-
-
-GLOO_P2P = "RuntimeError: [enforce fail at gloo/pair.cc:464] op.preamble.length <= op.nbytes. 512 vs 256. Received data"
-
-
-def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
-    receiver = failed(1, GLOO_P2P)
-    cells = {CELL: Cell("Cell In[3]", "dist.recv(x, 0)\n")}
-    receiver.stack = RankStack(1, [Frame("<library>", 1, "recv"), Frame(CELL, 1, "train")], cells)
-    calls = [said(0), said(1, transfer=("recv", 0, (4, 16), "float32"))]
-    rank, headline, _, page = mismatch.explain(receiver, "", [running(0), receiver], calls)
-    assert (rank, page) == (1, "different_collectives")
-    assert headline == (
-        "rank 1's recv (float32 [4, 16], 256 bytes) at Cell In[3], line 1 got 512 bytes from rank 0: sender and "
-        "receiver must agree on shape and type"
-    )
+# What ranks answer, and when
 
 
 def says(collectives):

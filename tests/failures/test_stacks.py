@@ -100,10 +100,6 @@ def test_what_is_no_dump_has_no_frames(text):
     assert parse(text, "current") == []
 
 
-def test_a_thread_without_python_frames_has_none():
-    assert parse("Thread 0x00007f963a682b80 (most recent call first):\n  <no Python frame>\n") == []
-
-
 @pytest.mark.parametrize(
     ("text", "complete"),
     [
@@ -141,13 +137,10 @@ CALLS = {
     "native code that has no frame": ("def train(worker):\n    time.sleep(9)", 2, [], "time.sleep"),
     "a call over several lines": ("dist.all_reduce(\n    total,\n)", 2, ["all_reduce", "wrapper"], "dist.all_reduce"),
     "an inner call": ("print(dist.all_gather(a, b))", 1, ["all_gather"], "dist.all_gather"),
-    "an outer call": ("print(len(a))", 1, [], "print"),
-    "several calls, of which one is known": ("f(a); g(b); h(c)", 1, ["inside", "g"], "g"),
     "a method": ("model(x).sum().backward()", 1, ["_engine_run_backward", "backward"], "model(x).sum().backward"),
     "no call": ("while True:\n    n = n + 1", 2, [], ""),
     "no call, but an operator that the library has": ("a = a + b", 1, ["matmul", "__add__"], "__add__"),
     "a cell with a magic": ("%matplotlib inline\ndist.barrier(group)", 2, ["barrier", "wrapper"], "dist.barrier"),
-    "a cell with a magic and no call": ("%matplotlib inline\nn += 1", 2, [], ""),
     "a source that is not known": ("", 9, ["all_reduce", "wrapper"], "all_reduce"),
     "a source shorter than the line": ("%matplotlib inline", 9, [], ""),
 }
@@ -161,23 +154,18 @@ def test_what_is_being_called_is_said_as_the_reader_wrote_it(source, line, deepe
 GPU, IN_CALL = {"device": "cuda:0"}, {"in_call": True}
 WHETHER_IT_WAITS = [
     ("dist.all_reduce(a)", "all_reduce", DISTRIBUTED, {}, "waits in all_reduce"),
-    ("dist.barrier()", "barrier", DISTRIBUTED, {}, "waits in barrier"),
     ("dist.broadcast_object_list(a)", "broadcast_object_list", DISTRIBUTED, {}, "waits in broadcast_object_list"),
-    ("dist.send(a, 1)", "send", DISTRIBUTED, {}, "waits in send"),
     ("worker.mean(a)", "mean", DISTRIBUTED, {}, "waits in mean"),
     ("work.wait()", "", "", {}, "waits in wait"),
     ("group.allreduce([a]); n += 1", "", "", {}, "waits in allreduce"),
     ("dcp.save(a)", "save", f"{SITE}/torch/distributed/checkpoint/filesystem.py", {}, "is in dcp.save"),
     ("functools.reduce(add, a)", "", "", {}, "is in functools.reduce"),
     ("torch.gather(a, 0, b)", "", "", {}, "is in torch.gather"),
-    ("a.scatter(0, b, c)", "", "", {}, "is in a.scatter"),
     ("sock.send(a)", "", "", {}, "is in sock.send"),
     ("queue.wait()", "wait", f"{STDLIB}/threading.py", {}, "is in queue.wait"),
-    ("os.wait()", "", "", {}, "is in os.wait"),
     ("np.broadcast(a, b)", "", "", {}, "is in np.broadcast"),
     ("loss.item()", "", "", {}, "is in loss.item"),
     ("loss.item()", "", "", GPU, "waits in item"),
-    ("a.tolist()", "", "", {}, "is in a.tolist"),
     ("a.to('cpu')", "", "", {}, "is in a.to"),
     ("model.to(a)", "to", f"{SITE}/torch/nn/modules/module.py", GPU, "is in model.to"),
     ("torch.cuda.synchronize()", "synchronize", f"{SITE}/torch/cuda/__init__.py", GPU, "waits in torch.cuda.sync"),
@@ -186,7 +174,6 @@ WHETHER_IT_WAITS = [
     ("loss.backward()", "backward", AUTOGRAD, IN_CALL, "waits in backward"),  # DDP's
     ("time.sleep(9)", "", "", IN_CALL, "is in time.sleep"),
     ("re.match(a, b)", "match", LIBRARY, {}, "is in re.match"),
-    ("reduced(a)", "", "", {}, "is in reduced"),
     ("n += 1", "", "", {}, "is"),
 ]
 
@@ -270,21 +257,11 @@ def test_in_full_the_readers_lines_come_first_and_then_where_in_the_library():
             distributed_c10d.py, line 11, in wrapper""")
 
 
-def test_of_a_deep_library_stack_some_frames_are_shown():
-    where = standing("f(a)", 1, [f"deep_{n}" for n in range(100)])
-    assert "deep_0" in str(where)
-    assert len(str(where).splitlines()) < 20
-
-
 # Several ranks
 
 
 def waits(rank, call="all_reduce", line=1):
     return standing("\n" * (line - 1) + f"dist.{call}(a)", line, [call], rank, file=DISTRIBUTED)
-
-
-def goes_backward(rank):
-    return standing("loss.backward()", 1, ["backward"], rank, file=AUTOGRAD)
 
 
 def sleeps(rank):
@@ -310,25 +287,10 @@ SEVERAL = {
         [1],
         f"rank 1 is in time.sleep {AT} 3; ranks 0 and 2 wait in all_reduce {AT} 1",
     ),
-    "one of two sleeps": (
-        [waits(0), sleeps(1)],
-        [1],
-        f"rank 1 is in time.sleep {AT} 3; rank 0 waits in all_reduce {AT} 1",
-    ),
-    "two of three sleep": (
-        [sleeps(0), waits(1), sleeps(2)],
-        [0, 2],
-        f"ranks 0 and 2 are in time.sleep {AT} 3; rank 1 waits in all_reduce {AT} 1",
-    ),
     "two wait in different collectives": (
         [waits(0), waits(1, "barrier", 2)],
         [],
         f"rank 0 waits in all_reduce {AT} 1; rank 1 waits in barrier {AT} 2",
-    ),
-    "one of three waits in another collective": (
-        [waits(0), waits(1), waits(2, "barrier", 2)],
-        [2],
-        f"rank 2 waits in barrier {AT} 2; ranks 0 and 1 wait in all_reduce {AT} 1",
     ),
     "two and two in different collectives": (
         [waits(0), waits(1, line=2), waits(2), waits(3, line=2)],
@@ -336,31 +298,19 @@ SEVERAL = {
         f"ranks 0 and 2 wait in all_reduce {AT} 1; ranks 1 and 3 wait in all_reduce {AT} 2",
     ),
     "all do the same": ([waits(0), waits(1), waits(2)], [], f"ranks 0, 1 and 2 wait in all_reduce {AT} 1"),
-    "all sleep": ([sleeps(0), sleeps(1)], [], f"ranks 0 and 1 are in time.sleep {AT} 3"),
     "one sleeps, one computes": (
         [sleeps(0), standing("n += 1", 1, rank=1)],
         [],
         f"rank 0 is in time.sleep {AT} 3; rank 1 is {AT} 1",
     ),
     "one has returned": ([returned(0), waits(1)], [0], f"rank 0 has returned; rank 1 waits in all_reduce {AT} 1"),
-    "two have returned": (
-        [returned(0), waits(1), returned(2)],
-        [0, 2],
-        f"ranks 0 and 2 have returned; rank 1 waits in all_reduce {AT} 1",
-    ),
     "one did not answer": ([waits(0), silent(1)], [1], f"rank 1 did not answer; rank 0 waits in all_reduce {AT} 1"),
-    "two did not answer": (
-        [silent(0), silent(1), waits(2)],
-        [0, 1],
-        f"ranks 0 and 1 did not answer; rank 2 waits in all_reduce {AT} 1",
-    ),
     "none answered": ([silent(0), silent(1)], [], "ranks 0 and 1 did not answer"),
     "of one nothing is known": (
         [outside(0), waits(1)],
         [],
         f"rank 0 is outside the function; rank 1 waits in all_reduce {AT} 1",
     ),
-    "a single rank": ([sleeps(0)], [], f"rank 0 is in time.sleep {AT} 3"),
     "no rank": ([], [], ""),
 }
 

