@@ -208,12 +208,14 @@ class NodeAgent:
 
 
 def run_in_folder(
-    folder: RunFolder, about: dict[str, Any], number: int, attempt: int, processes: list[RankProcess]
+    folder: RunFolder, about: dict[str, Any], number: int, attempt: int, processes: list[RankProcess], came: list[int]
 ) -> int:
-    """Run one node of a run that has a folder."""
+    """Run one node of a run that has a folder; `came` are the SIGTERMs that came before."""
     asked = folder.words(from_the_start=not attempt) if number == 0 else None
     agent, zero = NodeAgent(number, processes), None
     signal.signal(signal.SIGTERM, agent.note_signal)
+    if came:
+        agent.note_signal()
     if about["nodes"] > 1:
         name = f"node_zero.{attempt}.json"
         if number == 0:

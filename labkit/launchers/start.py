@@ -43,6 +43,8 @@ def main() -> None:
     host.die_with_parent()
     for each in host.signals_for_ranks:  # a user may send them to all processes of a job, for the ranks' own handlers
         signal.signal(each, lambda *_: None)
+    came: list[int] = []  # SIGTERM ends ranks that are still starting; it is SLURM's doing, and no failure of theirs
+    signal.signal(signal.SIGTERM, lambda signal_number, _: came.append(signal_number))
     code, folder = 1, RunFolder(sys.argv[1])
     number = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["SLURM_NODEID"])
     try:
@@ -58,7 +60,7 @@ def main() -> None:
     from labkit.launchers import agent
 
     try:
-        code = agent.run_in_folder(folder, about, number, attempt, processes)
+        code = agent.run_in_folder(folder, about, number, attempt, processes, came)
     except Exception as error:
         if not isinstance(error, OSError):
             traceback.print_exc(file=sys.stdout)
