@@ -189,7 +189,8 @@ class History:
         table = pd.concat(columns or [pd.Series(dtype=float)], axis=1).sort_index()
         table = table.where(np.isfinite(table))
         table = table[table.notna().sum(axis=1) >= max(1, len(columns) / 2)]
-        found = {"least": table.min(axis=1), MEAN: table.mean(axis=1), "greatest": table.max(axis=1)}
+        with np.errstate(over="ignore"):  # as of values whose sum is no finite number
+            found = {"least": table.min(axis=1), MEAN: table.mean(axis=1), "greatest": table.max(axis=1)}
         return {label: thinned(each.index.to_numpy(), each.to_numpy()) for label, each in found.items()}
 
     def drawn(self) -> list[Curve]:
