@@ -32,7 +32,7 @@ from labkit.session.turns import Turns
 from tests.failures import messages
 from tests.failures.test_collectives import WORLD, call, pending
 from tests.failures.test_diagnosis import CLOSED, GLOO_SIZES, died, lost, raised, returned
-from tests.rank.test_nan import a_worker
+from tests.rank.test_nan import a_watched_worker
 from tests.support.fake_engine import A_JOB, FakeEngine
 from tests.whole.test_launch import takes_steps, uses_a_lock
 
@@ -83,7 +83,7 @@ def different_collectives(_):
 
 
 def not_a_number(_):
-    worker, batcher, _channel = a_worker(watches_nan=True)
+    worker, batcher, _channel = a_watched_worker()
     worker.log(loss=1.0)
     said = refused(FloatingPointError, worker.log, loss=float("nan"))
     batcher.close()
@@ -192,19 +192,6 @@ def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
     traceback = f"Traceback (most recent call last):\nFloatingPointError: {said}\n"
     rank = RankFacts(0, failure=Failure(0, 1.0, "running", f"FloatingPointError: {said.splitlines()[0]}", traceback))
     assert NAMED.findall(failed(diagnose([rank]))) == ["not_a_number"]
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "page"),
-    [
-        (labkit.compare, {}, "bad_argument"),
-        (labkit.Slurm, {"nodes": 0}, "bad_argument"),
-        (labkit.Ray, {"placement": "anywhere"}, "bad_argument"),
-        (labkit.Session, {"world_size": 0}, "bad_argument"),
-    ],
-)
-def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(function, arguments, page):
-    assert refused(ValueError, function, **arguments).splitlines()[-1] == help_hint(page)
 
 
 def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():

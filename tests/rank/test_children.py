@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sys
@@ -110,21 +109,8 @@ def test_of_what_a_fork_has_too_it_is_the_forks_own(cell, monkeypatch):
     assert type(unpickled(cell.Sample(1, 2))) is cell.Sample
 
 
-def test_the_socket_of_a_fork_server_that_asks_for_no_key_is_a_file(monkeypatch, tmp_path):
-    connection = multiprocessing.connection
-    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(connection, "arbitrary_address", connection.arbitrary_address)
-    children._name_no_sockets()
-    monkeypatch.setattr(children, "SERVER_ASKS_FOR_A_KEY", False)
-    assert os.path.isabs(connection.arbitrary_address("AF_UNIX"))
-    with connection.Listener(family="AF_UNIX") as listener:
-        assert os.fsdecode(listener.address).startswith("\0labkit-")
-    monkeypatch.setattr(children, "SERVER_ASKS_FOR_A_KEY", True)
-    assert connection.arbitrary_address("AF_UNIX").startswith("\0labkit-")
-
-
 @pytest.mark.spawns
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", few(METHODS, 2))
 def test_a_data_loaders_workers_load_a_data_set_from_a_cell_however_they_begin(cell, ranks, method):
     run = labkit.launch(cell.load_all, method, on=ranks, live=False)
     images, are_the_same, is_fork, said = run.results[0]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from course.transformer import GPT, ContextParallel
 from labkit.engines.arguments import check_device
-from labkit.failures.facts import RankFacts
-from labkit.failures.first_to_fail import diagnose
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.device import OVER_GLOO, OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
-from labkit.steps import profiler
 from tests.support.fake_engine import A_JOB
 
 # The notebook's part
@@ -30,18 +24,12 @@ from tests.support.fake_engine import A_JOB
     [
         (2, 0, None, None, 0, Placement(0, "gloo")),
         (1, 1, None, None, 0, Placement(1, OWN_GPU)),
-        (2, 4, None, None, 0, Placement(4, OWN_GPU)),
         (2, 1, None, None, 0, Placement(0, "gloo", unused=1)),  # the laptop
-        (4, 2, None, None, 0, Placement(0, "gloo", unused=2)),  # Kaggle
         (2, 1, "cuda", None, 0, Placement(1, "gloo")),
-        (4, 2, "cuda", None, 0, Placement(2, "gloo")),
-        (2, 2, "cuda", None, 0, Placement(2, OWN_GPU)),
         (2, 4, "cpu", None, 0, Placement(0, "gloo")),
-        (2, 4, None, "gloo", 0, Placement(4, "gloo")),
         (2, 4, None, "nccl", 0, Placement(4, "nccl")),
         (1, 2, None, None, 4, Placement(0, "gloo", unused=2)),  # one rank of a session that has four
         (1, 2, None, "nccl", 4, Placement(2, "nccl")),
-        (1, 2, "cuda", None, 4, Placement(2, OWN_GPU)),
         (4, None, None, None, 0, Placement(None, None)),
         (4, None, "cpu", None, 0, Placement(0, "gloo")),
     ],
@@ -106,13 +94,6 @@ def test_a_rank_makes_its_gpu_the_current_one_and_no_context_where_it_need_not(
     assert (settled.note == OVER_GLOO) == (gpus > 0 and ranks > gpus)
 
 
-def test_of_a_gpu_that_ranks_of_nccl_share_nothing_is_said_of_gloo(monkeypatch):
-    Cuda(monkeypatch, 1)
-    job = A_JOB._replace(cuda_devices=1, device="cuda", backend="nccl")
-    settled = settle(job, RankInfo(1, 1, 2, 2), dist.HashStore())
-    assert (str(settled.device), settled.note) == ("cuda:0", "")
-
-
 def test_a_rank_on_the_cpu_sees_no_gpu(monkeypatch):
     import os
 
@@ -171,48 +152,3 @@ def test_a_value_on_a_broken_gpu_raises_the_gpus_own_error_when_it_is_logged():
         number("loss", OnBrokenGpu(), 1)
     with pytest.raises(TypeError, match="takes one number"):
         number("loss", torch.ones(1, device="meta"), 1)
-
-
-@pytest.mark.parametrize(
-    ("summary", "page"),
-    [
-        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_side_assert"),
-        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu"),
-        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)", "gpu"),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "gpu"),
-        ("ValueError: planted", "rank_failed"),
-    ],
-)
-def test_a_gpu_that_has_failed_has_a_page(summary, page):
-    failure = events.Failure(1, 0.5, "running", summary, summary)
-    assert diagnose([RankFacts(0), RankFacts(1, failure=failure)]).page == page
-
-
-# NCCL's kernels
-
-
-def kernels_of_nccl():
-    """The names of the kernels in the library that is installed, as the profiler has them."""
-    nccl = pytest.importorskip("nvidia.nccl", reason="could not import 'nvidia.nccl'")
-    (library,) = Path(list(nccl.__path__)[0]).glob("lib/libnccl.so*")
-    found = set(re.findall(rb"_Z\d+(nccl(?:Dev)?Kernel_[A-Za-z0-9_]+?)(?=24nccl|P)", library.read_bytes()))
-    return sorted({name.decode() for name in found})
-
-
-def test_every_kernel_of_nccl_is_known_as_one():
-    kernels = kernels_of_nccl()
-    assert any("SendRecv" in name for name in kernels)
-    kinds = {profiler.KERNEL.match(f"{name}(ncclDevKernelArgsStorage<4096ul>)")[1] for name in kernels}
-    assert kinds >= {"SendRecv", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
-
-
-# Strategies
-
-
-def test_positions_of_a_ring_lie_where_the_batch_does():
-    strategy = object.__new__(ContextParallel)
-    strategy.worker = SimpleNamespace(rank=0, world_size=2)
-    strategy.place = GPT(2, 16, 2).place
-    strategy.ring = SimpleNamespace(positions=[])
-    strategy.set_place(torch.zeros(2, 8, dtype=torch.long, device="meta"))
-    assert {positions.device.type for positions in strategy.ring.positions} == {"meta"}

@@ -7,7 +7,6 @@ from array import array
 import pytest
 
 import labkit
-from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
 from labkit.monitor.not_finite import first
 from labkit.protocol import events
@@ -54,13 +53,6 @@ def test_the_value_of_the_earliest_step_is_the_one_that_is_named(logs, said):
     assert str(found) == said, "however often one looks"
 
 
-def test_what_a_rank_takes_back_is_forgotten():
-    history = logged(log(0, 0, 1.0, NAN))
-    assert first(history)
-    history.go_back(0, 1)
-    assert first(history) is None
-
-
 def a_run(*logs):
     run = Run(FakeEngine(), 2, "train")
     for each in logs:
@@ -93,33 +85,20 @@ def test_the_chart_marks_the_step_in_its_panel():
 # watch="nan"
 
 
-def a_worker(watches_nan):
+def a_watched_worker():
     channel = KeptChannel()
     batcher = LogBatcher(1, channel.send, 0.0)
-    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watches_nan), batcher, channel
+    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watches_nan=True), batcher, channel
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
-    worker, batcher, channel = a_worker(watches_nan=True)
+    worker, batcher, channel = a_watched_worker()
     worker.log(loss=1.0, lr=0.1)
     with pytest.raises(FloatingPointError, match=rf"lr is {value} at step 1: the run was launched with watch='nan'"):
         worker.log(loss=1.0, lr=value)
     batcher.close()
     assert [step for event in channel.sent for step in event.steps] == [0, 1]
-
-
-def test_unwatched_it_is_only_logged():
-    worker, batcher, channel = a_worker(watches_nan=False)
-    worker.log(loss=NAN)
-    batcher.close()
-    assert len(channel.sent) == 1
-
-
-@pytest.mark.parametrize("watch", ["inf", True, 1, ""])
-def test_nothing_else_can_be_watched_for(watch):
-    with pytest.raises(ValueError, match="watch is 'nan'"):
-        check_options(0, None, None, watch)
 
 
 def diverges(worker, at):

@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 
-from labkit.rank.report_collectives import look_at_threads
 from labkit.rank.staying import collect_garbage
 
 
@@ -68,19 +67,3 @@ def test_what_only_autograds_graph_refers_to_is_gone_too(only_when_asked):
     network = in_a_graph_that_garbage_refers_to()
     collect_garbage()
     assert network() is None
-
-
-def test_a_look_at_the_main_threads_frames_keeps_none_of_its_variables():
-    def work():
-        variable = Cycle()
-        variable.itself = None
-        other = threading.Thread(target=look_at_threads, name="labkit-inbox")
-        other.start()
-        other.join()
-        return weakref.ref(variable)
-
-    gc.disable()
-    try:
-        assert work()() is None
-    finally:
-        gc.enable()
