@@ -70,10 +70,3 @@ def test_cells_are_told_apart_by_their_whole_names(cells):
     pickled = packing.pack_call(cells.names["twelve"], (), {}).head
     assert list(kernel.cells(pickled)) == [cells.files[-1]], "and not Cell In[1]"
     assert list(kernel.cells()) == cells.files
-
-
-@pytest.mark.parametrize("files", [[], ["one.py"], ["one.py", "two.py"], ["/a/1", "/a/12", "/a/2"]])
-def test_names_are_found_wherever_they_are(files):
-    for wanted in files:
-        assert wanted in kernel.files_named_in(b"x" * 100 + wanted.encode() + b"x", files)
-    assert kernel.files_named_in(b"x/a/x", files) == []

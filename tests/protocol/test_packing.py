@@ -6,11 +6,8 @@ import contextlib
 import os
 import pickle
 import sys
-import threading
 import types
 import weakref
-from importlib.machinery import ModuleSpec
-from multiprocessing import Pipe
 
 import numpy
 import pytest
@@ -20,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from labkit.protocol import modules, packing
-from labkit.rank import channels
+from labkit.protocol import packing
 from labkit.rank.notebook_main import in_place, new_main
 
 
@@ -35,30 +31,7 @@ def in_memory(value, **options):
     return packing.unpack(packing.pack([torch.zeros(1 << 15), value], packing.new_memory(), **options))[1]
 
 
-def as_an_argument(value):
-    """What arrives of a value by a rank's inbox; a thread writes."""
-    reader, writer = Pipe(duplex=False)
-    with reader, writer:
-        writing = threading.Thread(target=channels.send, args=(writer, packing.pack(value)))
-        writing.start()
-        packed = channels.receive(reader)
-        writing.join()
-        return packing.unpack(packed)
-
-
-def as_a_result(value):
-    """What arrives of a value by a rank's queue of events; a thread writes."""
-    queue = channels.EventQueue()
-    writing = threading.Thread(target=queue.put, args=(packing.pack(value),))
-    writing.start()
-    while not (found := queue.receive()):
-        pass
-    writing.join()
-    queue.close()
-    return packing.unpack(found[0])
-
-
-WAYS = pytest.mark.parametrize("sent", [in_bytes, in_memory, as_an_argument, as_a_result])
+WAYS = pytest.mark.parametrize("sent", [in_bytes, in_memory])
 
 
 # Tensors
@@ -82,13 +55,6 @@ def test_tied_weights_stay_tied(sent):
     assert net[1].weight is net[0].weight
 
 
-def test_a_list_of_rows_takes_as_many_bytes_as_the_matrix():
-    matrix = torch.rand(768, 768)
-    rows = packing.pack(list(matrix))
-    assert len(rows.data) < 1.1 * len(packing.pack(matrix).data)
-    assert torch.equal(torch.stack(packing.unpack(rows)), matrix)
-
-
 def test_a_tensor_comes_without_its_gradient_and_its_history():
     weight = torch.ones(2, requires_grad=True)
     made = weight * 2
@@ -107,12 +73,6 @@ def test_views_of_an_array_come_apart_and_those_of_a_tensor_do_not():
     tensor, part = in_bytes((tensor := torch.zeros(3000), tensor[:10]))
     part[:] = 1
     assert tensor.sum() == 10
-
-
-def test_a_view_brings_its_storage_as_in_torch_save():
-    arrived = in_bytes(torch.arange(5000.0)[10:12])
-    assert arrived.tolist() == [10.0, 11.0]
-    assert arrived.untyped_storage().nbytes() == 20_000
 
 
 def test_what_is_sent_are_the_values_of_when_it_was_packed():
@@ -163,13 +123,8 @@ def named():
 
 
 KINDS = {
-    "a scalar": lambda: torch.tensor(3.5),
-    "nothing in it": lambda: torch.zeros(0, 3),
     "bfloat16": lambda: torch.arange(3000, dtype=torch.bfloat16),
-    "bool": lambda: torch.arange(3000) % 3 == 0,
-    "complex": lambda: torch.arange(3000.0).to(torch.complex64),
     "a conjugate view": lambda: torch.arange(3000.0).to(torch.complex64).mul(1j).conj(),
-    "a negative view": lambda: torch.arange(3000.0).to(torch.complex64).mul(1j).conj().imag,
     "uint16": lambda: torch.arange(3000).to(torch.uint16),
     "transposed": lambda: torch.arange(3000.0).view(3, 1000).t(),
     "expanded": lambda: torch.arange(3.0).expand(1000, 3),
@@ -177,7 +132,6 @@ KINDS = {
     "a parameter": lambda: nn.Parameter(torch.arange(3000.0), requires_grad=False),
     "a buffer": lambda: nn.Buffer(torch.arange(3000.0)),
     "sparse": lambda: torch.eye(300).to_sparse(),
-    "sparse rows": lambda: torch.eye(300).to_sparse_csr(),
     "quantized": lambda: torch.quantize_per_tensor(torch.arange(3000.0), 0.5, 3, torch.quint8),
     "a subclass": labelled,
     "with an attribute": named,
@@ -222,7 +176,7 @@ def test_tensors_without_memory_and_with_several_lengths_arrive_too():
     size=st.integers(1, 3000),
     cuts=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 3)), max_size=6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_views_of_a_tensor_are_views_of_what_arrives(size, cuts):
     base = torch.arange(float(size))
     views = [base[min(a, b) : max(a, b) : step] for a, b, step in cuts]
@@ -434,17 +388,6 @@ def test_a_tensor_of_another_device_goes_to_that_of_who_receives_it(monkeypatch)
     assert packing.unpack(packed, "meta")[0].device.type == "meta"
 
 
-NAMES_OF_LABKITS_OWN = ("known", "receive", "received", "behind", "is_here")
-
-
-@pytest.mark.parametrize("name", NAMES_OF_LABKITS_OWN)
-def test_a_name_of_the_readers_may_be_one_that_labkit_uses(notebook, as_rank, name):
-    exec(f"def {name}():\n    return 'mine'\ndef calls(config: 'Config' = None):\n    return {name}()", vars(notebook))
-    with as_rank((vars(notebook)["calls"], vars(notebook)[name])) as (calls, arrived):
-        assert calls() == "mine"
-        assert by_name(arrived)() == "mine"
-
-
 def test_functions_with_decorators_that_pickle_by_name_travel(notebook, as_rank):
     with as_rank((notebook.fib, notebook.Lazy, notebook.without_gradient)) as arrived:
         fib, lazy, without_gradient = arrived
@@ -555,35 +498,11 @@ def test_a_result_is_of_the_class_that_the_notebook_has_now(notebook, as_rank):
     assert isinstance(packing.unpack(result), notebook.Config)
 
 
-def test_a_class_of_an_earlier_execution_of_the_cell_is_not_the_one_of_now(notebook, as_rank):
-    old = notebook.Config(3)
-    exec(compile(CELL, "<cell>", "exec", dont_inherit=True), vars(notebook))
-    with as_rank((old, notebook.Config)) as (old, config):
-        assert not isinstance(old, config), "as in the notebook"
-
-
 def test_a_result_of_a_class_that_the_rank_has_made_is_by_value(as_rank):
     with as_rank(len):
         kind = type("Made", (), {"__module__": "__main__", "value": 5})
         result = packing.pack_result(kind())
     assert packing.unpack(result).value == 5
-
-
-def test_a_class_of_the_notebook_is_not_changed_by_what_comes_back(notebook):
-    """cloudpickle finds that it has sent the class, and would fill it again with copies of its methods."""
-
-    def make():
-        class Local:
-            def value(self):
-                return 5
-
-        return Local
-
-    sent = make()
-    method = sent.value
-    arrived = in_bytes(sent)
-    assert arrived is sent
-    assert sent.value is method
 
 
 def test_functions_share_the_globals_of_the_ranks_main(notebook, as_rank):
@@ -594,36 +513,13 @@ def test_functions_share_the_globals_of_the_ranks_main(notebook, as_rank):
         assert uses_data()[0] == 5
 
 
-def test_code_keeps_the_name_of_its_file():
-    """cloudpickle leaves it out since 3.1.3: tracebacks and hang reports would have none of the reader's lines."""
-    cell = "/tmp/ipykernel_1/2.py"
-    namespace = {"__name__": "__main__"}
-    source = (
-        "def outer(x):\n    class Inner:\n        def method(self):\n            return lambda: x\n    return Inner\n"
-    )
-    exec(compile(source, cell, "exec"), namespace)
-    found = [packing.unpack(packing.pack(namespace["outer"])).__code__]
-    for code in found:
-        found += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    assert [code.co_name for code in found] == ["outer", "Inner", "method", "<lambda>"]
-    assert {code.co_filename for code in found} == {cell}
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_scheduler_that_was_made_in_the_notebook_sees_its_optimizers_steps():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    sent_optimizer, sent = as_an_argument((optimizer, scheduler))
+    sent_optimizer, sent = in_bytes((optimizer, scheduler))
     assert sent.optimizer is sent_optimizer
     sent_optimizer.step()
     sent.step()
     assert sent.get_last_lr() == pytest.approx([0.01])
     assert scheduler.get_last_lr() == [0.1], "the notebook's own is left as it is"
-
-
-def test_a_module_that_a_finder_of_the_notebook_has_made_is_refused_by_name(monkeypatch):
-    made = types.ModuleType("only_here")
-    made.__spec__ = ModuleSpec("only_here", type("Finder", (), {"__module__": "__main__"})())
-    monkeypatch.setitem(sys.modules, "only_here", made)
-    said = "module 'only_here' was imported by this notebook's own Finder, and a rank cannot import it"
-    assert modules.not_found_because("only_here", sys.path) == said

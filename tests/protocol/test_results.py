@@ -8,7 +8,6 @@ import types
 import cloudpickle
 import pytest
 import torch
-from torch import nn
 
 import labkit
 from labkit.protocol.events import Exit, Result
@@ -77,21 +76,6 @@ def test_a_tensor_of_a_gpu_is_returned_as_one_of_the_cpu():
     assert found["weight"].device.type == "cpu"
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_what_any_process_can_load_stays_where_it_is(device):
-    assert unpack(pack_result(torch.ones(3, device=device)), "cpu").device.type == device
-
-
-def test_a_module_and_its_optimizer_are_returned_as_ever():
-    model = nn.Linear(2, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-    found, state = unpack(pack_result((model, optimizer.state_dict())))
-    assert all(torch.equal(found.state_dict()[name], value) for name, value in model.state_dict().items())
-    assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
-
-
 # Results that cannot be loaded
 
 
@@ -117,13 +101,6 @@ def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_l
     found, tensor = unloaded.load()
     assert type(found) is module.Kept
     assert torch.equal(tensor, torch.ones(3))
-
-
-def test_results_of_many_ranks_that_cannot_be_loaded_are_said_in_few_lines(monkeypatch):
-    blob, _ = of_a_gone_module(monkeypatch)
-    run = returned(*[blob] * 30)
-    assert len(run.warnings) == 4
-    assert run.warnings[-1] == "27 more ranks report the same"
 
 
 def exits_the_notebook():

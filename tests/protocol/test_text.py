@@ -10,13 +10,9 @@ import pytest
 from jupyter_client.session import json_packer
 
 import labkit
-from labkit.failures.facts import Diagnosis
-from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable, slug, titled
-from labkit.session import cells
 from labkit.ui import summary, view
-from labkit.ui.lines import Lines
-from tests.conftest import LONG_S, wait_until
+from tests.conftest import LONG_S
 from tests.ui.test_view import (  # noqa: F401 - two are fixtures
     drawn,
     fail,
@@ -57,11 +53,6 @@ def test_what_is_no_title_or_that_of_several_is_refused_with_all():
     assert titled("ZeRO 1", ["ZeRO-1", "ZeRO 1"]) == "ZeRO 1", "word for word it is one of them"
 
 
-class Weights:
-    def __repr__(self):
-        return HALF
-
-
 def fails_with_odd_text(worker):
     worker.log(**{f"loss {HALF}": 1.0})
     print("printed", HALF)
@@ -97,23 +88,6 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     assert rf"no file caf\udce9 for {SHOWN}" in error.cause
 
 
-@pytest.mark.spawns
-def test_a_table_gets_names_that_it_can_write(failed):
-    assert failed.run.history[f"loss {SHOWN}"].tolist() == [1.0]
-
-
-def test_what_the_ranks_of_a_session_print_of_a_value_can_be_shown():
-    assert cells._shown(Weights()) == SHOWN
-    assert cells._shown([Weights()]) == f"[{SHOWN}]"
-
-
-def test_a_diagnosis_with_an_odd_path_is_shown():
-    run = started()
-    run._follower.take(Output(0, f"{HALF}\n"))
-    error = labkit.WorkerFailed(Diagnosis(None, f"a {HALF}", f"b {HALF}", [f"c {HALF}"], "rank_failed"), run)
-    sendable(str(error), *error.diagnosis.others, run.output)
-
-
 @pytest.mark.parametrize("text", ["", "plain", "Grüße, 世界 🙂", "\x00\x1b[31m\r"])
 def test_text_that_can_be_sent_stays_as_it_is(text):
     assert printable(text) == text
@@ -141,44 +115,3 @@ def test_a_live_view_that_cannot_draw_still_shows_how_the_run_ended(page, monkey
     assert [record.message for record in caplog.records] == [
         "run 'train': part of its live view could not be drawn. The run is not affected"
     ]
-
-
-def test_a_redraw_that_fails_once_is_not_the_last(page, monkeypatch):  # noqa: F811
-    run = started(steps=3)
-    refused = [OSError("no paper")]
-    state_of = view.state_of
-
-    def once_broken(*arguments):
-        if refused:
-            raise refused.pop()
-        return state_of(*arguments)
-
-    live = view.LiveView(run)
-    monkeypatch.setattr(view, "state_of", once_broken)
-    live.start()
-    wait_until(lambda: not refused)
-    log(run, 0, [7], loss=[1.0])
-    wait_until(lambda: drawn(live)["rows"][0]["cells"][0] == "step 7")
-    finish(run)
-    live.join(LONG_S)
-    assert "train: finished" in page[0].things[-1]["text/plain"]
-
-
-def test_lines_that_cannot_be_written_still_end_with_the_error(capsys, monkeypatch):
-    run = fail(started(steps=3))
-
-    def broken(_):
-        raise OSError("no paper")
-
-    monkeypatch.setattr(summary, "line", broken)
-    Lines(run, in_notebook=False, wait=True).run()
-    assert "rank 1 failed: ValueError: bad batch" in capsys.readouterr().out
-
-
-@pytest.mark.spawns
-def test_a_record_of_a_failure_is_plain_text_already(failed):
-    error = failed
-    (failure,) = error.run.failures
-    assert isinstance(failure, Failure)
-    for text in (failure.summary, failure.traceback, *(part for frame in failure.frames for part in frame[::2])):
-        text.encode()
