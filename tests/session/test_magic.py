@@ -68,6 +68,12 @@ def test_a_syntax_error_shows_the_line_and_sends_nothing(notebook):
     assert notebook.value("values") == [1, 1]
 
 
+def test_a_name_that_only_the_notebook_has_is_answered_with_how_it_is_sent(notebook):
+    notebook.run("lr = 0.1")
+    said = plain(notebook.run("%%ranks 2\nlr", fails=True))
+    assert "name 'lr' is not defined. The notebook has it: %%ranks --send lr" in said
+
+
 @pytest.mark.parametrize(
     ("cell", "said"),
     [

@@ -93,15 +93,6 @@ def test_levels_of_loggers_are_the_notebooks_and_lines_go_to_stderr(capsys):
     assert capsys.readouterr().err == "INFO:root:step 1\n"
 
 
-@pytest.mark.usefixtures("as_before")
-def test_the_roots_default_level_is_not_sent_and_undoes_none_that_a_module_has_set():
-    logging.root.setLevel(logging.WARNING)
-    of_notebook = settings.of_this_process()
-    logging.root.setLevel(logging.INFO)
-    settings.apply(of_notebook)
-    assert logging.root.level == logging.INFO
-
-
 def test_every_setting_is_tried():
     assert CHANGES.keys() == settings.ALL.keys()
     assert len(settings.ALL) == 13
@@ -168,37 +159,6 @@ def test_a_module_that_was_loaded_from_a_path_is_found_by_its_files_name_or_refu
         packing.pack_call(lambda worker: loaded.name, (), {})
 
 
-# On reserved ranks
-
-
-def test_modules_are_imported_anew_once_a_file_of_theirs_was_edited(folder, monkeypatch):
-    lib = folder / "a" / "lib"
-    (lib / "uses_it.py").write_text("from settings_of_lib import name\n")
-    (lib / "settings_of_lib.py").write_text("class Box:\n    size = 1\n\n\nname = Box\n")
-    monkeypatch.syspath_prepend(lib)
-    monkeypatch.setattr(modules, "_user_modules", lambda: [(n, f) for n, f in users() if n in ("uses_it", OF_LIB)])
-    monkeypatch.setattr(modules, "_changed_ns", {})
-    for file in lib.iterdir():
-        os.utime(file, (1.7e9, 1.7e9))
-    modules.forget_edited()
-    import uses_it
-
-    modules.forget_edited()
-    modules.forget_edited()
-    assert sys.modules["uses_it"] is uses_it
-    (lib / "settings_of_lib.py").write_text("class Box:\n    size = 2\n\n\nname = Box\n")  # within a second, as long
-    modules.forget_edited()
-    assert importlib.import_module("uses_it").name.size == 2
-    # Imported since the last look, and edited since.
-    (lib / "settings_of_lib.py").write_text("class Box:\n    size = 3\n\n\nname = Box\n")
-    modules.forget_edited()
-    assert importlib.import_module("uses_it").name.size == 3
-    sys.modules.pop("uses_it")
-
-
-users, OF_LIB = modules._user_modules, "settings_of_lib"
-
-
 # What is said
 
 
@@ -216,15 +176,16 @@ def test_shared_memory_that_cannot_be_shared_is_said(monkeypatch):
 
 
 @pytest.mark.spawns
-def test_reserved_ranks_have_a_module_as_it_was_edited(ranks, folder, monkeypatch):
+def test_reserved_ranks_have_a_module_as_it_was_edited_and_so_has_what_imports_it(ranks, folder, monkeypatch):
     file = folder / "a" / "edited_module.py"
     file.write_text("VALUE = 1\n")
+    (folder / "a" / "uses_it.py").write_text("from edited_module import VALUE\n")
     monkeypatch.syspath_prepend(folder / "a")
 
     def value(worker):
-        import edited_module
+        import uses_it
 
-        return edited_module.VALUE
+        return uses_it.VALUE
 
     assert labkit.launch(value, on=ranks, live=False).results == [1]
     file.write_text("VALUE = 200\n")
