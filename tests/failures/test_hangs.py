@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import signal
 import threading
 import time
 
 import pytest
 
 import labkit
-from tests.conftest import LONG_S, lives, wait_for_step, wait_until
+from tests.conftest import LONG_S, lives, wait_until
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import workloads
 from tests.support.hangs import is_recorded
@@ -193,12 +191,6 @@ def test_a_rank_that_logs_alone_returns_what_it_has():
     assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
 
 
-def test_a_rank_that_sleeps_for_less_than_it_is_given_returns_what_it_has():
-    run = launched(workloads.sleep_and_return, 4)
-    run.stop(grace_s=LONG_S)
-    assert (run.status, run.results, run.stop_outcome) == ("stopped", [0, 1], "")
-
-
 def test_stopping_again_with_another_grace_ends_the_run_now():
     run = launched(workloads.go_astray, "loops")
     run.ask_to_stop(grace_s=1e6)
@@ -206,27 +198,3 @@ def test_stopping_again_with_another_grace_ends_the_run_now():
     assert not run.over.wait(0.2)
     run.stop(grace_s=0)
     assert (run.status, run.stop_outcome, run.stopping) == ("stopped", "late", False)
-
-
-def note_signals(worker):
-    got = []
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, frame: got.append(number))
-    worker.log(step=0, ready=1)
-    while True:
-        try:
-            time.sleep(0.05)
-            worker.log(ready=1)
-        except labkit.Stopped:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            os.kill(os.getpid(), signal.SIGUSR2)
-            return got
-
-
-def test_a_scripts_own_signals_are_its_own_while_it_is_asked_where_it_is(ranks):
-    run = labkit.launch(note_signals, on=ranks, wait=False, live=False)
-    wait_for_step(run, 2)
-    for _ in range(3):
-        assert "time.sleep" in str(run.stacks())
-    run.stop()
-    assert run.results == [[signal.SIGUSR1, signal.SIGUSR2]] * 2

@@ -274,16 +274,11 @@ def test_what_a_kernel_wrote_of_its_assertion_says_more(assertion):
         (FULL.replace("Process 2493055 has 12.02 GiB memory in use. ", ""), ""),
         (QUOTED["nccl_system_error"][0], "no room in /dev/shm"),
         (QUOTED["nccl_system_error"][1], "over the network"),
-        (QUOTED["nccl_system_error"][2], ""),
-        (QUOTED["unused_parameters"][0], ""),
         (QUOTED["unused_parameters"][1], "An output of `forward`"),
         (QUOTED["unused_parameters"][2], "static_graph"),
         (QUOTED["address_in_use"][0], "Port 29500 is taken"),
-        (QUOTED["address_in_use"][1], "Port 29500 is taken"),
-        (QUOTED["address_in_use"][2], ""),
         (QUOTED["module_keys"][0], "The keys of the file begin with `module.`"),
         (QUOTED["module_keys"][1], "The model is wrapped, so its keys begin with `module.`"),
-        (QUOTED["module_keys"][2], "The keys of the file begin with `_orig_mod.`"),
     ],
 )
 def test_a_message_that_tells_its_cause_has_it_below_the_traceback(error, cause):
@@ -304,8 +299,6 @@ PRINTED += "".join(WATCHDOGS.values()) + "\n".join(ASSERTIONS)
     [
         (a_failure("ValueError: bad batch", output_end=PRINTED), "rank_failed"),
         (died(1, 1.0, -signal.SIGKILL, output_end=PRINTED), "rank_died"),
-        (died(1, 1.0, -signal.SIGSEGV, output_end=PRINTED), "rank_died"),
-        (died(1, 1.0, -signal.SIGBUS, output_end=PRINTED), "rank_died"),
         (died(1, 1.0, 3, output_end=PRINTED), "rank_died"),
         (died(1, 1.0, -signal.SIGKILL, output_end=PRINTED, out_of_memory="killed"), "out_of_memory"),
         (died(1, 1.0, -signal.SIGABRT, output_end="".join(f"saw: {error}\n" for error in ALL)), "rank_died"),
@@ -351,18 +344,6 @@ def test_the_direct_cause_of_an_exception_and_what_an_exit_was_made_of_are_read(
     assert diagnose([raised_with(left, f"{trace}{context}{last}SystemExit: 1\n")]).page == page
     loader = "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal "
     assert diagnose([raised_with(raised(1, 1.0, loader.splitlines()[0]), f"{last}{loader}{trace}\n")]).page == page
-
-
-def test_keys_that_do_not_fit_for_another_reason_are_not_those_of_a_wrapper():
-    class Holds(torch.nn.Module):
-        def __init__(self, name):
-            super().__init__()
-            self.module = torch.nn.ModuleDict({name: torch.nn.Linear(1, 1)})
-
-    with pytest.raises(RuntimeError) as error:
-        Holds("new").load_state_dict(Holds("old").state_dict())
-    assert '"module.' in str(error.value)
-    assert recognise(a_failure(f"RuntimeError: {error.value}")).page == ""
 
 
 # Raised for real, in this process

@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -18,16 +17,13 @@ from labkit.failures import ledger
 from labkit.failures.evidence import is_only_evidence, limit_s
 from labkit.failures.facts import Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
-from labkit.failures.ledger import gone, stuck
+from labkit.failures.ledger import stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
-from labkit.monitor.asking import QUIET_S, Asking
-from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Started
-from labkit.rank import recorder
+from labkit.monitor.asking import Asking
+from labkit.protocol.events import Answered, Attached, Failure, Stack, Started
 from labkit.rank.recorder import NO_GROUP, RETURNED, Collectives
-from labkit.run import Run
 from tests.support import transports
-from tests.support.fake_engine import FakeEngine
 from tests.support.hangs import is_recorded
 
 TIMED_OUT = "RuntimeError: [/gloo/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
@@ -208,12 +204,6 @@ def test_other_errors_are_no_evidence_about_others(rank):
     assert not is_only_evidence(rank)
 
 
-def test_who_has_gone_is_known_of_every_rank():
-    ranks = [returned(0), left(1), failed(2), RankFacts(3, exit_code=3), running(4), RankFacts(5)]
-    assert gone(ranks) == {0: "returned", 1: "left", 2: "failed", 3: "ended"}
-    assert gone([returned(0, returned_s=5.0)], by_s=4.0) == {}
-
-
 # A run that goes on
 
 
@@ -274,52 +264,6 @@ def test_a_rank_that_may_go_on_is_left_alone(ranks, calls):
     assert stuck(ranks, calls) is None
 
 
-def test_a_rank_that_has_made_many_calls_since_is_known_to_have_come():
-    calls = [call(1, group="1"), call(2, group="1"), *(call(number) for number in range(1, 2 * recorder.KEPT))]
-    kept = recorder._newest(calls)
-    assert len(kept) == recorder.KEPT + 1
-    trio = (WORLD, ("1", "undefined", (0, 1, 2)))
-    has_come, waits = said(0, *kept, groups=trio), waiting(1, call(2, group="1", done=False), groups=trio)
-    computes = said(2, call(1, group="1"), groups=trio)
-    assert stuck([returned(0), alive(1), alive(2)], [has_come, waits, computes]) is None
-    assert stuck([returned(0), alive(1), alive(2)], [said(0, *kept[1:], groups=trio), waits, computes]) is not None
-
-
-def logs(rank, *times_s):
-    count = len(times_s)
-    return Log(rank, ("loss",), array("q", range(count)), array("d", times_s), array("d", [0.0] * count))
-
-
-def test_ranks_are_asked_only_once_one_has_gone_and_another_is_quiet(monkeypatch):
-    run, now_s = Run(FakeEngine(3), 3, "train"), [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-
-    def come(*came):
-        for event in came:
-            run._follower.take(event)
-
-    def times_asked(at_s):
-        now_s[0] = at_s
-        run._asking.look(0.0)
-        stack = 'Stack (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
-        come(*(answer for rank in (1, 2) for answer in (Stack(rank, stack), Answered(rank))))
-        run._asking.look(0.0)
-        return run.engine.calls.count("ask_for_stacks")
-
-    come(*map(Started, range(3)))
-    assert times_asked(100.0) == 0, "nobody has gone"
-    run._state.ranks[0].phase, run._state.ranks[0].returned = "finished", True
-    come(logs(1, 1.0), logs(2, 1.0))
-    assert times_asked(100.0 + QUIET_S / 2) == 0
-    assert times_asked(100.1 + QUIET_S) == 1
-    assert times_asked(100.2 + QUIET_S) == 1, "once"
-    assert times_asked(100.3 + 2 * QUIET_S) == 2, "and after twice the time: it may wait by now"
-    run._state.ranks[2].phase, run._state.ranks[2].returned = "finished", True
-    assert times_asked(100.4 + 2 * QUIET_S) == 3, "and when another has gone"
-    come(logs(1, 8.0))
-    assert times_asked(100.5 + 2 * QUIET_S) == 3
-
-
 # With real ranks
 
 
@@ -363,13 +307,11 @@ def says(collectives):
     [Collectives(1, unknown=NO_GROUP), Collectives(1, (call(2),), (WORLD,))],
     ids=["it has left its group", "it is in no call any more"],
 )
-@pytest.mark.parametrize("is_reported", [True, False], ids=["after its report", "before"])
-def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(later, is_reported):
+def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(later):
     asking = asked_of(2)
     as_it_failed = Collectives(1, (call(2),), (WORLD,), transfer=("recv", 0, (4,), "float32"), is_last=True)
     asking.take(says(as_it_failed))
-    if is_reported:
-        asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
+    asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
     asking.take(says(later))
     asking.ask()
     assert asking.last_said(1) == as_it_failed

@@ -66,11 +66,8 @@ class Subclass(torch.Tensor):
 
 
 VALUES = [
-    (None, "None"),
-    (3, "3"),
     (1 << 300, "an int of 301 bits"),
     (1e-3, "0.001"),
-    ("abc", "'abc'"),
     ("x" * 5000, f"{'x' * 100!r}… (5,000 characters)"),
     ([1, "a", None], "[1, 'a', None]"),
     (list(range(100)), "[0, 1, 2, 3, 4, 5, 6, 7, … 100 in all]"),
@@ -85,15 +82,11 @@ VALUES = [
         "float32 [13] on cpu, min 0, max 9, mean 4.5, 2 NaN, 1 Inf",
     ),
     (torch.full((9,), NAN, dtype=torch.bfloat16), "bfloat16 [9] on cpu, 9 NaN"),
-    (torch.empty(0, 3), "float32 [0, 3] on cpu"),
-    (torch.empty(3, device="meta"), "Tensor float32 [3] on meta"),
     (torch.ones(3).as_subclass(Subclass), "Subclass float32 [3] on cpu"),
     (np.arange(10.0)[::-1], "array float64 [10], min 0, max 9, mean 4.5"),
-    (np.float32(0.5), "0.5"),
     (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "Sequential, 23 parameters"),
     (Settings(0.1, "abc"), f"Settings(lr=0.1, api_key={LEFT_OUT}, inner=None)"),
     (Point(1, torch.ones(2)), "Point(x=1, y=float32 [2] on cpu: 1, 1)"),
-    (object(), "a object"),
     (Raises(), "a Raises"),
     (NeverEnds(), "a NeverEnds"),
     ([NeverEnds(), {"a": Raises()}], "[a NeverEnds, {'a': a Raises}]"),
