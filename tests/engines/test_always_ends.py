@@ -233,7 +233,9 @@ def reached(code):
     found = {}
     for how in RUNS:
         began_s = time.monotonic()
-        there = code.reached(lambda how=how: Outcome(how))
+        outcomes = []
+        there = code.reached(lambda how=how, outcomes=outcomes: outcomes.append(Outcome(how)))
+        assert outcomes[0].is_as_without_a_fault, (outcomes[0].run, outcomes[0].said)
         for place, side in sorted(there, key=str):
             found.setdefault((place, side), (how, time.monotonic() - began_s))
     return found
@@ -264,13 +266,6 @@ SOMETIMES = {
 
 OF_FORKED_RANKS = {"rank.channels: EventQueue.close: end.close", "rank.channels: RankPipes.close: end.close"}
 """What ranks do here because they are forked: they let go of the others' ends. One that is spawned has its own only."""
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("how", RUNS)
-def test_without_a_fault_a_run_ends_as_it_should(how):
-    outcome = Outcome(how)
-    assert outcome.is_as_without_a_fault, (outcome.run, outcome.said)
 
 
 @pytest.mark.spawns
@@ -317,7 +312,7 @@ def check(code, place, side, fault, how, usual_s):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("place", few((each for each in places(*MODULES) if str(each) not in UNREACHED), 6), ids=str)
+@pytest.mark.parametrize("place", few((each for each in places(*MODULES) if str(each) not in UNREACHED), 9), ids=str)
 def test_whatever_goes_wrong_at_a_place_the_run_ends_and_says_why(place, code, reached):
     wrong = []
     for side in ("notebook", "rank"):
@@ -331,7 +326,7 @@ def test_whatever_goes_wrong_at_a_place_the_run_ends_and_says_why(place, code, r
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("how", few(RUNS, 3))
 def test_a_run_in_which_everything_takes_longer_ends_as_it_should(how, code):
     code.arm(None, None, Delays(0.02))
     outcome = Outcome(how)

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 import labkit
-from labkit.rank import descendants
-from labkit.system import host
 from tests.conftest import LONG_S, lives, wait_until
+from tests.support.tiers import few
 
 pytestmark = [
     pytest.mark.spawns,
@@ -55,7 +54,7 @@ def end(pids):
             psutil.Process(pid).kill()
 
 
-@pytest.mark.parametrize("then", ["returns", "raises", "is stopped", "is killed"])
+@pytest.mark.parametrize("then", few(["returns", "raises", "is stopped", "is killed"], 3))
 def test_programs_end_with_a_run_that(then):
     run = labkit.launch(start_programs, then, world_size=2, wait=False, live=False)
     programs = programs_of(run)
@@ -107,17 +106,3 @@ def test_programs_of_programs_are_found_and_ended(by, monkeypatch):
     assert len(before.split()) >= 3
     assert after == ""
     assert not any(lives(int(pid)) for pid in before.split())
-
-
-def test_a_process_that_has_ended_has_no_programs():
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert descendants.of(ended.pid) == []
-    descendants.kill([ended.pid])
-
-
-def test_multiprocessings_own_tidier_is_left_to_tidy_up(monkeypatch):
-    monkeypatch.setattr(descendants.resource_tracker._resource_tracker, "_pid", 4711)
-    monkeypatch.setattr(descendants, "of", lambda pid: [4711, 4712])
-    monkeypatch.setattr(host, "reap", lambda: None)
-    assert descendants._left() == [4712]

@@ -19,7 +19,6 @@ from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.packing import pack_call, unpack
-from labkit.protocol.text import printable
 from labkit.rank import recorder
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.support import elsewhere, workloads
@@ -27,7 +26,7 @@ from tests.support.agents import Agents
 
 pytestmark = pytest.mark.spawns
 
-ON_FILES = ["agents", pytest.param("slurm", marks=pytest.mark.cluster)]
+ON_FILES = ["agents", pytest.param("slurm", marks=[pytest.mark.cluster, pytest.mark.wide])]
 """Those whose ranks speak with the notebook through a folder."""
 
 ENGINES = {
@@ -212,12 +211,6 @@ def test_a_tensor_that_travels_costs_a_rank_its_size_once_at_rest_and_twice_at_m
         assert peak < 2.1 * size, "a job in a file is read whole before it is unpickled"
 
 
-@pytest.mark.long
-def test_a_result_of_500_mb_arrives(start):
-    sizes = (1_000_000, 500_000_000)
-    check_that_all_arrives(start(elsewhere.carry_much, sizes), sizes)
-
-
 def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank_and_the_others_arrives(start):
     run = start(elsewhere.return_a_lock, 1_000_000)
     run.until(lambda: run.of(events.Failure) and run.of(events.Result))
@@ -227,18 +220,6 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank_and_the_others
     assert (failure.rank, failure.during) == (1, "sending the result")
     assert "the function returned a lock that cannot be sent to the notebook" in failure.summary
     assert unpack(result.value) == elsewhere.pattern(0, 1_000_000)
-
-
-def test_an_exception_of_odd_characters_arrives(start):
-    run = start(elsewhere.raise_oddly)
-    run.until(lambda: len(run.of(events.Failure)) == 2)
-    run.engine.kill()
-    run.until_over()
-    odd = printable(elsewhere.ODD)  # half a surrogate pair is escaped
-    for failure in run.of(events.Failure):
-        assert failure.summary.startswith(f"ValueError: {odd}xx"), failure.summary[:100]
-        assert odd in failure.traceback
-        assert 40_000 < len(failure.traceback) < 60_000
 
 
 # What happens to the folder

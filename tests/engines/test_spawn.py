@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 import labkit
 from labkit.engines import spawn as engine_spawn
-from labkit.engines.base import Engine
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.rank import process_group
@@ -70,21 +69,6 @@ def rank():
             end.close()
 
 
-def test_a_rank_that_is_done_just_when_it_is_ended_is_gone_before_it_is_given_back(rank, monkeypatch):
-    engine, order = LocalEngine(1), []
-    engine._ranks = [rank]
-
-    def kill():
-        engine._done.add(0)  # what it had said comes now
-        order.append("ended")
-
-    monkeypatch.setattr(rank, "kill", kill)
-    monkeypatch.setattr(rank, "wait_for_exit", lambda: order.append("gone"))
-    monkeypatch.setattr(engine, "_give_back", lambda ranks: order.append("given back"))
-    engine.close()
-    assert order == ["ended", "gone", "given back"]
-
-
 def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):
     rank.close()
     assert not rank.is_alive
@@ -92,27 +76,6 @@ def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):
     rank.kill()
     rank.say("stop")
     rank.close()
-
-
-def test_a_rank_may_be_asked_and_ended_while_it_is_let_go(rank):
-    """The reader's thread asks; the run's, which closes, may be anywhere meanwhile."""
-    errors, is_over = [], threading.Event()
-
-    def ask():
-        try:
-            while not is_over.is_set():
-                _, _, _ = rank.is_alive, rank.ask_for_stacks(), rank.kill()
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    rank.close()
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    assert errors == []
 
 
 @pytest.fixture
@@ -177,22 +140,6 @@ def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
         writer.close()
 
 
-def test_the_queue_of_a_rank_needs_no_name_in_the_system():
-    """What has a name, as the semaphores of multiprocessing's own queues have, stays when all are killed at once."""
-    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    queue = EventQueue()
-    named = [lock for lock in vars(queue).values() if hasattr(lock, "_semlock")]
-    assert named == []
-    assert not before or set(os.listdir("/dev/shm")) - before == set()
-    queue.put("well")
-    assert queue.receive() == ["well"]
-    assert queue.receive() == []
-    queue.close_writer()
-    with pytest.raises(EOFError):
-        queue.receive()
-    queue.close()
-
-
 @pytest.fixture
 def held_rank(rank, monkeypatch):
     """A process that the system does not let go, though it is killed: in uninterruptible sleep, say."""
@@ -203,15 +150,6 @@ def held_rank(rank, monkeypatch):
     monkeypatch.setattr(rank.process, "kill", lambda: None)
     rank.process._popen = SimpleNamespace(returncode=None)
     return rank
-
-
-def test_a_process_that_the_system_holds_is_not_waited_for_without_end(held_rank):
-    held_rank.kill()
-    began_s = time.monotonic()
-    held_rank.close()
-    assert time.monotonic() - began_s < LONG_S / 4
-    assert held_rank.process._popen.returncode == 255
-    assert held_rank.process.is_closed
 
 
 def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(held_rank, monkeypatch):
@@ -270,61 +208,12 @@ def test_a_rank_has_joined_when_all_have(monkeypatch):
     assert sorted(joined) == [0, 1]
 
 
-def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    keeper = [dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)]
-    mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
-    thread = threading.Thread(target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), ON_CPU, mine))
-    thread.start()
-    wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
-    keeper.clear()
-    thread.join(LONG_S)
-    assert not thread.is_alive()
-
-
 def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
     store, left = dist.HashStore(), []
     job = SimpleNamespace(world_size=2, port=1)
     process_group.leave_together(job, SimpleNamespace(rank=0), store, True, lambda: left.append("of the failed"))
     process_group.leave_together(job, SimpleNamespace(rank=1), store, False, lambda: left.append("alone"))
     assert left == []
-
-
-def test_a_rank_that_has_made_groups_waits_longer_before_it_leaves_them(monkeypatch):
-    """`new_group` may return here before the others have connected; once this rank has left, they cannot."""
-    waited = []
-    monkeypatch.setattr(process_group, "_wait_for", lambda store, key, mine, count, at_most_s: waited.append(at_most_s))
-    monkeypatch.setattr(process_group, "leave", lambda: None)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for groups in ({"of all": 0}, {"of all": 0, "of some": 1}):
-        monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
-        job = SimpleNamespace(world_size=4, port=1)
-        process_group.leave_together(job, SimpleNamespace(rank=3), dist.HashStore(), False, lambda: None)
-    assert waited == [process_group.LEAVE_TOGETHER_S, process_group.CONNECTED_S]
-    assert Engine.failure_grace_s > process_group.CONNECTED_S, "a rank that has returned ends by itself"
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_rank_is_sent_its_own_ends_only_however_many_there_are(count, monkeypatch):
-    """All ranks' ends in each would be four times their number: more than the 256 open files of macOS, from 60 on."""
-    sent = []
-    real = multiprocessing.util.spawnv_passfds
-    monkeypatch.setattr(
-        multiprocessing.util,
-        "spawnv_passfds",
-        lambda path, args, passfds: sent.append(len(passfds)) or real(path, args, passfds),
-    )
-    for process in spawn(count):
-        process.close()
-    assert len(sent) == count
-    assert max(sent) <= OWN_ENDS + FOR_EACH_PROCESS
-
-
-OWN_ENDS = 4
-
-FOR_EACH_PROCESS = 3
-"""What multiprocessing gives each: its resource tracker's pipe, and two by which it reads what it is to do."""
 
 
 @pytest.mark.spawns
