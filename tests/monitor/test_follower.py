@@ -11,7 +11,6 @@ from array import array
 import pytest
 
 from labkit import run as monitor_run
-from labkit.engines.arguments import check_call
 from labkit.launchers import job_events
 from labkit.monitor import active_runs as going_runs
 from labkit.monitor import asking as question
@@ -60,16 +59,6 @@ def test_ranks_that_go_on_without_the_notebook_are_left_alone_and_can_be_found_a
         run.wait(LONG_S)
     assert "labkit.attach('/runs/5') follows them again" in failure.value.cause
     assert "kill" not in engine.calls
-
-
-def test_an_error_in_letting_go_of_the_ranks_is_not_hidden_either(monkeypatch):
-    engine = FakeEngine(world_size=1)
-    monkeypatch.setattr(engine, "close", lambda: [][1])
-    run = going(engine)
-    engine.arrived.put(events.Stopped(0))
-    engine.arrived.put(events.Exit(0, 0))
-    with pytest.raises(WorkerFailed, match="lost track of the ranks: IndexError"):
-        run.wait(LONG_S)
 
 
 STACK = 'Current thread 0x01 (most recent call first):\n  File "/tmp/cell.py", line {line} in <module>\n'
@@ -121,13 +110,10 @@ def answered(run, events):
 
 
 SLOW = {
-    "both say all, one much later": (answers(0) + answers(1)[:1], answers(1)[1:]),
-    "one says its collectives first": (answers(0) + answers(1)[1:], answers(1)[:1]),
     "a stack comes in pieces": (
         [*answers(0), answers(1)[1], events.Stack(1, STACK.format(line=7)[:60])],
         [events.Stack(1, STACK.format(line=7)[60:])],
     ),
-    "one will not answer": (answers(0) + answers(1)[:1], []),
     "one says nothing at all, and will not": (answers(0), []),
 }
 """What comes soon, and what is waited for; nothing more: the time is up."""
@@ -154,70 +140,12 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     run.stop(0)
 
 
-def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
-    engine = FakeEngine()
-    run = going(engine)
-    run._asking.ask()
-    run._asking._asked_s -= 100.0  # so long ago
-    answered(run, answers(0))
-    assert not run._asking.have_come(), "this machine has just taken 100 s"
-    run._asking._asked_s -= 400.0
-    run._asking._answered_s -= 400.0
-    assert run._asking.have_come(), "rank 1 has had four times as long"
-    run.stop(0)
-
-
 def waiting(rank, *calls, done=False, line=7):
     """What a rank says that waits in the last of its calls or, `done`, does something else."""
     told = tuple(("0", n, kind, ((1,),), "float32", done or n < len(calls)) for n, kind in enumerate(calls, 1))
     group = ("0", "default_pg", (0, 1))
     said = events.Attached(rank, KIND, pickle.dumps((rank, told, (group,))))
     return [events.Stack(rank, STACK.format(line=line)), said, events.Answered(rank)]
-
-
-def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_waited_for_again():
-    engine = FakeEngine(3)
-    engine.stacks_s = LONG_S
-    run = going(engine)
-    run._asking.ask()
-    both = waiting(0, "all_reduce") + waiting(1, "barrier")
-    answered(run, [*both, answers(2)[0]])
-    assert not run._asking.have_come(), "rank 2 has not said all"
-    give_up(run)
-    assert not run._asking.have_come()
-    assert engine.calls.count("ask_for_stacks") == 2
-    answered(run, both)
-    assert not run._asking.have_come(), "it did say where it stands, and will again"
-    answered(run, answers(2)[:1])
-    assert run._asking.have_come()
-    assert run._asking.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
-    run.stop(0)
-
-
-def test_ranks_whose_answers_differ_are_asked_until_two_in_a_row_are_alike():
-    run = going(FakeEngine())
-    run._asking.ask()
-    answered(run, waiting(0, "all_reduce", "barrier") + waiting(1, "all_reduce", done=True))
-    assert not run._asking.have_come()
-    for _ in range(2):
-        answered(run, waiting(0, "all_reduce") + waiting(1, "barrier"))
-        is_enough = run._asking.have_come()
-    assert is_enough
-    assert run.engine.calls.count("ask_for_stacks") == 3
-    assert run._asking.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
-    run.stop(0)
-
-
-def test_of_ranks_whose_answers_go_on_differing_nothing_is_said_that_they_missed():
-    run = going(FakeEngine())
-    run._asking.ask()
-    for number in range(question.ROUNDS):
-        assert not run._asking.have_come()
-        calls = ["barrier"] * number
-        answered(run, waiting(0, "barrier", *calls, "barrier") + waiting(1, "barrier", *calls, done=True))
-    assert run._asking.have_come()
-    assert run._asking.stacks().missed == ""
-    run.stop(0)
 
 
 def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_said_it_was(monkeypatch):
@@ -328,11 +256,3 @@ def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):
     for rank in range(2):
         engine.arrived.put(events.Exit(rank, -9))
     assert run.stop().status == "stopped"
-
-
-def train(worker, seed=42):
-    """A function with a parameter that `launch` keeps for itself."""
-
-
-def test_a_function_may_have_a_seed_of_its_own_if_none_is_given():
-    check_call(train, (), {}, ["world_size", "name"])

@@ -7,117 +7,32 @@ torchtitan #652) in `test_debugging.py`.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
 
 import labkit
 from labkit import run as monitor_run
 from labkit.debugger import Debugger
-from labkit.launcher import show_run
 from labkit.launchers import job_events
-from labkit.monitor import active_runs as going
 from labkit.monitor import asking as question
 from labkit.monitor import record
 from labkit.protocol import events
 from labkit.run import Run, WorkerFailed
-from labkit.session.cell_runs import CellRuns
-from labkit.ui import present
 from tests.conftest import LONG_S, lives, wait_until
 from tests.monitor.test_follower import STACK, logged
 from tests.support.fake_engine import A_JOB, FakeEngine, a_job
 from tests.support.tiers import few
 from tests.ui.test_kernel import Notebook
 
-# CUDA
-
-
-@pytest.mark.spawns
-@pytest.mark.cold
-def test_an_import_that_has_used_cuda_in_the_notebook_does_not_matter(tmp_path, monkeypatch):
-    """accelerate #3925 asks which import it was, #182 to restart the kernel. Emulated: `tests/gpu` uses a real one."""
-    (tmp_path / "uses_cuda.py").write_text("import torch\ntorch.cuda._initialized = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(torch.cuda, "_initialized", False)
-    monkeypatch.setitem(sys.modules, "uses_cuda", None)  # not to be there afterwards
-    del sys.modules["uses_cuda"]
-    __import__("uses_cuda")
-    assert torch.cuda.is_initialized()
-    run = labkit.launch(lambda worker: (torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()), live=False)
-    assert run.results == [(False, False)] * 2, "ranks are no forks of the notebook"
-
-
 # Ports
-
-
-@contextlib.contextmanager
-def taken(port):
-    """Have something listen there, if nothing does."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            listener.listen()
-        yield
-
-
-def joins_as_a_script(worker):
-    """What a script for torchrun does, and what the group then sums."""
-    dist.init_process_group("gloo")
-    total = torch.tensor(1.0)
-    dist.all_reduce(total)
-    return int(os.environ["MASTER_PORT"]), total.item()
-
-
-@pytest.mark.spawns
-def test_a_port_that_is_taken_hinders_nobody(monkeypatch):
-    """pytorch #85604: 29500 is every tool's default, and whoever comes second fails."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    with taken(29500):
-        run = labkit.launch(joins_as_a_script, live=False)
-    ports, totals = zip(*run.results, strict=True)
-    assert totals == (2.0, 2.0)
-    assert len(set(ports)) == 1
-    assert ports[0] != 29500
-
-
-@pytest.mark.wide
-@pytest.mark.kernel
-def test_two_kernels_that_launch_at_once_do_not_meet(tmp_path):
-    notebooks = []
-    try:
-        for number in range(2):
-            (tmp_path / str(number)).mkdir()
-            notebooks.append(Notebook(tmp_path / str(number), MASTER_PORT="29500"))
-        for number, notebook in enumerate(notebooks):
-            notebook.run(f"""
-                def add(worker, times):
-                    for _ in range(times):
-                        total = torch.tensor({10**number}.0)
-                        dist.all_reduce(total)
-                        assert total == 2 * {10**number}, total
-                    return total.item()
-            """)
-        cells = [n.start("runs = [labkit.launch(add, 200, live=False) for _ in range(3)]") for n in notebooks]
-        for notebook, cell in zip(notebooks, cells, strict=True):
-            assert notebook.finish(cell).error is None
-        for number, notebook in enumerate(notebooks):
-            assert notebook.value("[run.results for run in runs]") == [[2.0 * 10**number] * 2] * 3
-    finally:
-        for notebook in notebooks:
-            notebook.close()
 
 
 # A library's own processes
@@ -139,7 +54,7 @@ def leave_processes(worker, then):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("then", ["returns", "dies"])
+@pytest.mark.parametrize("then", few(["returns", "dies"], 2))
 def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(then):
     """Lightning #6106: a tracker's process that has the rank's pipes keeps the launcher waiting for ever."""
     run = labkit.launch(leave_processes, then, wait=False, live=False)
@@ -192,36 +107,6 @@ def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(noteb
     assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
 
 
-@pytest.mark.wide
-@pytest.mark.kernel
-def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
-    notebook.run("%load_ext labkit")
-    cell = notebook.start(f"""
-        %%ranks 2
-        open(f"{tmp_path}/{{rank}}", "w").close()
-        while True:
-            pass
-    """)
-    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
-    notebook.interrupt()
-    time.sleep(0.1)
-    notebook.interrupt()
-    notebook.finish(cell)
-    assert cell.error["ename"] in ("RunInterrupted", "KeyboardInterrupt")
-    assert notebook.run("%%ranks --end\nrank").stdout.endswith("[rank 0] 0\n[rank 1] 1\n")
-
-
-def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
-    """As when the first came while the live view was still being made, and the second at once."""
-    run = begun(FakeEngine(), events.Started(0), events.Started(1))
-    left, asked = [KeyboardInterrupt], run.ask_to_stop
-    monkeypatch.setattr(present, "watch", lambda *_: _thread.interrupt_main())
-    monkeypatch.setattr(run, "ask_to_stop", lambda grace_s: _raise(left.pop()) if left else asked(grace_s))
-    with pytest.raises(labkit.RunInterrupted, match="run 'train' was interrupted and stopped"):
-        show_run(run, live=False, wait=True)
-    assert run.status == "stopped"
-
-
 @pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "_pause"])
 def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
     run = begun(FakeEngine(), events.Started(0), events.Started(1))
@@ -229,26 +114,6 @@ def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
     monkeypatch.setattr(run, at, lambda *given: _raise(left.pop()) if left else call(*given))
     run.stop_interrupted()
     assert (run.over.is_set(), run.status, run.interrupts) == (True, "stopped", 2)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "_pause"])
-def test_a_second_interrupt_at_any_step_of_a_stop_ends_a_cell(at, monkeypatch, tmp_path):
-    """It once came while ranks were asked where they were, and the cell waited for ever."""
-
-    def interrupted(runs, run, asked, before):
-        wait_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
-        raise KeyboardInterrupt
-
-    with labkit.Session(2) as session:
-        with monkeypatch.context() as patched:
-            left, call = [KeyboardInterrupt], getattr(Run, at)
-            patched.setattr(CellRuns, "_follow", interrupted)
-            patched.setattr(Run, at, lambda run, *given: _raise(left.pop()) if left else call(run, *given))
-            with pytest.raises(labkit.RunInterrupted):
-                session.run(f'open(f"{tmp_path}/{{rank}}", "w").close()\nwhile True:\n    pass')
-        session.run("there = rank")
-        assert session.values("there") == [0, 1]
 
 
 def _raise(error):
@@ -306,27 +171,6 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     run.stop(0)
 
 
-def test_a_third_interrupt_frees_the_cell_at_once(monkeypatch):
-    monkeypatch.setattr(monitor_run, "INTERRUPTED_S", LONG_S)
-    run = begun(FakeEngine(immortal=True), events.Started(0), events.Started(1))
-    kills, waits = run.engine.calls, threading.Event()
-    monkeypatch.setattr(run, "attend", waits.set)
-
-    def interrupt():
-        for is_heard in (waits.is_set, lambda: run.stopping, lambda: "kill" in kills):
-            wait_until(is_heard)
-            interrupt_main()
-            time.sleep(0.2)
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(labkit.RunInterrupted, match="told to stop, but has not been seen to stop"):
-        run.wait()
-    interrupting.join()
-    run.engine.immortal = False
-    run.stop(0)
-
-
 @pytest.mark.parametrize("waits", [Run.wait, Run.stop])
 def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(waits, monkeypatch):
     engine = FakeEngine()
@@ -342,17 +186,6 @@ def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(w
     assert time.monotonic() - began_s < LONG_S / 4
     assert "kill" in engine.calls
     assert run.states == ["ended", "ended"]
-
-
-def test_a_run_that_cannot_be_ended_with_the_notebook_does_not_keep_the_next_from_it(monkeypatch):
-    runs = [begun(FakeEngine(), events.Started(0), events.Started(1)) for _ in range(2)]
-    monkeypatch.setattr(runs[0].engine, "kill", lambda: [][1])
-    monkeypatch.setattr(going, "active_runs", runs)
-    monkeypatch.setattr(runs[0].over, "wait", lambda timeout: None)
-    going._end_with_the_notebook()
-    assert runs[1].status == "stopped"
-    monkeypatch.undo()
-    runs[0].stop(0)
 
 
 @pytest.mark.parametrize("times", [1, 3])

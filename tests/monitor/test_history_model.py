@@ -109,7 +109,7 @@ def same(one, other):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("ranks", [1, 3, FEW + 1])
 def test_the_history_equals_a_list_of_the_calls_whatever_is_logged_sent_and_looked_at(ranks):
-    @settings(max_examples=1000 if LONG else 150 if ranks < FEW else 60)
+    @settings(max_examples=1000 if LONG else 60 if ranks < FEW else 25)
     @given(script(ranks))
     def check(happens):
         with warnings.catch_warnings():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pytest
 
-from labkit.failures.stacks import RankStack, Stacks
-from labkit.monitor.history import BUCKETS, FEW, History
+from labkit.monitor.history import FEW, History
 from labkit.protocol.events import Exit, Failure, Output, Started
 from labkit.run import Run
 from labkit.ui import charts, summary
@@ -62,18 +60,6 @@ def test_the_chart_has_numpys_least_mean_and_greatest_of_what_is_finite():
     assert curves["greatest"].y.tolist() == np.nanmax(finite, axis=0).tolist()
 
 
-def test_a_long_chart_has_few_points_and_keeps_its_extremes():
-    values = losses(20, 3_000)
-    values[7, 1_000], values[8, 1_500] = 50, -50
-    history = history_of(values)
-    curves = of_kind(history.drawn())
-    assert BUCKETS < len(curves["mean"].x) <= 4 * BUCKETS + 1
-    assert (np.diff(curves["mean"].x) > 0).all()
-    assert curves["mean"].x[-1] == 2_999
-    assert (curves["greatest"].y.max(), curves["least"].y.min()) == (50, -50)
-    assert len(json.dumps(charts.logged(history).bundle()[charts.PLOTLY])) < 50_000
-
-
 def test_a_step_is_drawn_where_half_of_those_have_a_value_that_log():
     history = History(40)
     for rank in range(10):  # a pipeline: the last stages know the loss
@@ -102,12 +88,6 @@ def test_the_view_and_the_summary_have_the_first_ranks_and_those_that_failed():
     assert f"output of {RANKS - FEW - 1} more ranks: run.output" in page
     assert [rank for rank, _ in shown["output"]] == [*range(FEW)]
     assert "this is rank 15" in shown["output"][15][1]
-
-
-def test_stacks_of_many_are_shown_together():
-    stacks = Stacks(RankStack(rank, [], {}, "has returned" if rank == 9 else "did not answer") for rank in range(100))
-    assert stacks.in_words == "rank 9 has returned; 99 ranks (0–8, 10–99) did not answer"
-    assert stacks._repr_html_().count("<details") == 2
 
 
 def test_what_became_of_many_is_told_in_few_lines():

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from array import array
-from types import SimpleNamespace
 
 import pytest
 
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
-from labkit.monitor import memory
-from labkit.monitor.memory import MemoryWatch
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.protocol.events import (
     Exit,
@@ -24,7 +20,6 @@ from labkit.protocol.events import (
     Started,
     Stopped,
 )
-from labkit.protocol.packed import Packed
 from labkit.protocol.packing import pack_result
 
 FAILURE = Failure(1, 1.0, "running", "ValueError: bad batch", "Traceback")
@@ -98,17 +93,6 @@ def test_once_all_have_returned_their_processes_have_a_while_to_end():
     assert [rank.result for rank in state.ranks] == ["well", [1, 2]]
 
 
-def test_a_result_that_cannot_be_loaded_here_is_no_failure_and_its_bytes_are_kept():
-    state = after(result(0), Result(1, Packed(b"nonsense")))
-    unloaded = state.ranks[1].result
-    assert isinstance(unloaded, pickle.UnpicklingError)
-    assert unloaded.load.args[0].data == b"nonsense"
-    assert state.warnings[0].startswith("rank 1's result could not be loaded here: UnpicklingError: ")
-    assert [(rank.phase, rank.returned, rank.failure) for rank in state.ranks] == [("finished", True, None)] * 2
-    assert not state.has_failed
-    assert state.end_by_s == 10.0 + RETURN_GRACE_S, "all have returned"
-
-
 def test_ranks_that_begin_again_keep_what_they_logged_until_they_log_an_earlier_step():
     state = after(log(0, 0, 1, 2), log(1, 0, 1), FAILURE, Restarted(-1, 1))
     assert (state.attempt, state.has_failed, state.ranks[1].failure) == (1, False, None)
@@ -121,10 +105,6 @@ def test_ranks_that_begin_again_keep_what_they_logged_until_they_log_an_earlier_
 def test_a_run_is_over_when_every_rank_has_ended_or_has_no_part():
     assert not after(Exit(0, 0)).is_over
     assert after(Exit(0, 0), Absent(1)).is_over
-
-
-def test_at_work_is_who_may_still_do_something():
-    assert after(Started(0), Started(1), result(2), world_size=4).at_work == {0, 1, 3}
 
 
 @pytest.mark.parametrize("event", [log(0, 0), Started(0), result(0), Notice(-1, "on node1")])
@@ -146,36 +126,6 @@ def test_what_says_nothing_of_progress_is_none(event):
     assert after(event).progress_s == 0.0
 
 
-def test_what_one_rank_says_of_itself_is_kept_with_it():
-    said = [
-        Expect(0, 5),
-        Memory(0, 7, 8),
-        Output(0, "x\ny"),
-        Exit(0, 3, "killed", unseen=True),
-    ]
-    rank = after(*said).ranks[0]
-    assert (rank.expected_steps, rank.peak_bytes, rank.peak_device_bytes) == (5, 7, 8)
-    assert (str(rank.output), rank.exit_code, rank.exit_s) == ("x\ny\n", 3, 3.0)
-    assert rank.out_of_memory == "killed"
-    assert rank.unseen
-
-
 def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
     ended = after(JobEnded(-1, "the time limit", "Ask for more.", "slurm")).ended
     assert (ended.rank, ended.headline, ended.cause, ended.page) == (None, "the time limit", "Ask for more.", "slurm")
-
-
-def test_memory_seen_from_outside_grows_until_the_rank_gives_its_own_account(monkeypatch):
-    state, watch = after(Started(0)), MemoryWatch()
-    watch.run = SimpleNamespace(rank_states=state.ranks, pids=[1])
-    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.0)
-
-    def seen(peak_bytes):
-        monkeypatch.setattr(memory.host, "peak_bytes", lambda pid: peak_bytes)
-        watch.look(0.0)
-        return state.ranks[0].peak_bytes
-
-    assert [seen(500), seen(400)] == [500, 500]
-    for event in (result(0), Memory(0, 300, 7)):
-        state.take(event, 11.0, since_launch_s=4.0, ended_by_us=False)
-    assert (seen(900), state.ranks[0].peak_device_bytes) == (300, 7)
