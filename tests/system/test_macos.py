@@ -9,7 +9,6 @@ import sys
 import psutil
 import pytest
 
-from labkit.rank import main as rank_main
 from labkit.system.macos import MacOS
 
 
@@ -43,9 +42,3 @@ def test_threads_of_llvms_openmp_do_not_spin_unless_the_reader_wants_it(monkeypa
     monkeypatch.setenv("KMP_BLOCKTIME", "200")
     MacOS().set_start_environment()
     assert os.environ["KMP_BLOCKTIME"] == "200"
-
-
-def test_a_rank_has_what_its_libraries_are_to_find(monkeypatch):
-    """On a Mac they are not to choose its GPU."""
-    assert MacOS.rank_environment == {"ACCELERATE_USE_CPU": "true"}
-    assert "rank_environment" in rank_main.set_up.__code__.co_names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.engines import spawn, standby
+from labkit.engines import spawn
 from labkit.system import host
 from tests.conftest import LONG_S
 
@@ -65,17 +64,6 @@ def test_ranks_for_which_there_are_not_files_enough_are_refused_with_the_limit_t
         assert said in str(refused.value)
 
 
-def test_ranks_that_cannot_stand_by_are_left_for_the_launch_which_says_why(monkeypatch):
-    def refuse(count):
-        raise OSError(errno.EMFILE, "no more files")
-
-    monkeypatch.setattr(spawn, "spawn", refuse)
-    monkeypatch.setattr(standby, "_enabled", True)
-    monkeypatch.setattr(standby, "_wanted", 2)
-    standby._fill()
-    assert (standby._wanted, standby.pids()) == (0, [])
-
-
 LIMITED = """
 import glob, json, os, resource, sys, tempfile, time
 import psutil
@@ -111,6 +99,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 def test_under_a_low_limit_ranks_start_as_long_as_it_may_be_raised_and_then_a_launch_leaves_nothing(tmp_path):
     (tmp_path / "temporary").mkdir()
