@@ -25,6 +25,7 @@ import labkit
 from labkit import checkpoint as room
 from labkit.checkpoint import CheckpointError, checkpoints, load
 from tests.support import resumable
+from tests.support.tiers import few
 
 SESSION_RANKS = 3
 
@@ -76,8 +77,8 @@ def three(tmp_path):
 # Going on
 
 
-@pytest.mark.parametrize("order", ["sampler", "shuffle", "generator"])
-@pytest.mark.parametrize("stop_at", [3, 6, 11])  # before the first checkpoint, at the end of an epoch, in the middle
+# Before the first checkpoint, at the end of an epoch, in the middle of one.
+@pytest.mark.parametrize(("order", "stop_at"), [("shuffle", 3), ("sampler", 6), ("shuffle", 11), ("generator", 11)])
 def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(order, stop_at, tmp_path):
     expected = Training(tmp_path / "whole", order).run()
     Training(tmp_path / "broken", order).run(stop_at=stop_at)
@@ -95,32 +96,11 @@ def test_there_is_nothing_to_resume_at_first_and_the_values_come_back_later(tmp_
     assert found == {"epoch": 0, "step": 0, "accuracy": 0.1 + 0.2, "curve": [1, 2.5], "note": "é"}
 
 
-def test_a_loop_of_another_kind_sets_the_step_itself(tmp_path):
-    model = nn.Linear(2, 2)
-    checkpoint = labkit.Checkpoint(tmp_path, model=model)
-    checkpoint.step = 41
-    checkpoint.save()
-    again = labkit.Checkpoint(tmp_path, model=model)
-    assert again.resume()["step"] == again.step == 41
-
-
-def test_generators_and_dicts_are_saved_as_objects_too(tmp_path):
-    def make():
-        things = {"dice": torch.Generator().manual_seed(1), "mine": {"curve": [0.5]}}
-        return things, labkit.Checkpoint(tmp_path, **things)
-
-    things, checkpoint = make()
-    torch.rand(5, generator=things["dice"])
-    things["mine"]["curve"].append(torch.ones(2))
-    things["mine"][3] = "a key"
-    checkpoint.save()
-    expected = torch.rand(3, generator=things["dice"])
-    again, checkpoint = make()
-    checkpoint.resume()
-    assert torch.equal(torch.rand(3, generator=again["dice"]), expected)
-    assert again["mine"]["curve"][0] == 0.5
-    assert torch.equal(again["mine"]["curve"][1], torch.ones(2))
-    assert again["mine"][3] == "a key"
+def test_a_dict_is_saved_as_an_object_too(tmp_path):
+    labkit.Checkpoint(tmp_path, mine={"curve": [0.5, torch.ones(2)], 3: "a key"}).save()
+    again = {}
+    labkit.Checkpoint(tmp_path, mine=again).resume()
+    assert str(again) == str({"curve": [0.5, torch.ones(2)], 3: "a key"})
 
 
 def test_the_last_k_are_kept_and_listed(tmp_path):
@@ -135,7 +115,7 @@ def test_the_last_k_are_kept_and_listed(tmp_path):
 # Reading
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda model: torch.compile(nn.DataParallel(model))])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(nn.DataParallel(model))])
 def test_keys_are_clean_and_a_bare_model_loads(wrap, tmp_path):
     path = labkit.Checkpoint(tmp_path, model=wrap(resumable.network(1))).save()
     state = load(tmp_path)["model"]
@@ -188,15 +168,6 @@ def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
         load(three / "checkpoint-000001")
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: torch.save({}, path), Path.mkdir])
-def test_what_is_no_checkpoint_is_refused_by_name(make, tmp_path):
-    make(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"elsewhere is no checkpoint of labkit: its about\.json cannot be read"):
-        load(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="there is no folder .*nowhere; checkpoints are made by"):
-        checkpoints(tmp_path / "nowhere")
-
-
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("executed",)
@@ -230,10 +201,6 @@ def no_space(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def read_only(*args, **kwargs):
-    raise OSError(errno.EROFS, "Read-only file system")
-
-
 @contextlib.contextmanager
 def largest_file(size):
     """Let the system write no file larger than that."""
@@ -264,15 +231,6 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, mon
     assert training.checkpoint.save().name == "checkpoint-000004"
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError"):
-        labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
-    monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system"):
-        labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
-
-
 def test_what_a_killed_run_left_is_removed_by_the_next_save_and_nothing_else(tmp_path):
     others = {".mine", "checkpoint-old", "notes"}
     for name in (*others, ".checkpoint-000007.writing", ".checkpoint-000003"):
@@ -296,7 +254,7 @@ class Holds:
         pass
 
 
-@pytest.mark.parametrize("value", [print, torch.rand(2).numpy()[0], Path(), collections.namedtuple("Best", "step")(3)])
+@pytest.mark.parametrize("value", [print, torch.rand(2).numpy()[0], Path()])
 def test_what_could_not_be_read_back_is_refused_when_saving(value, tmp_path):
     checkpoint = labkit.Checkpoint(tmp_path, mine=Holds(value))
     said = r"rank 0 could not prepare a checkpoint: TypeError: mine holds something that torch\.load\(weights_only"
@@ -377,12 +335,6 @@ def take_steps(model, optimizer, batch, steps):
         optimizer.zero_grad()
 
 
-def gradients_of_its_own(rank, bucket):
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer() * (1 - 2 * rank))
-    return future
-
-
 def shard_and_step(worker, folder, kind, steps):
     """Resume, take some steps on the same batch on every rank, save; give the whole weights before and after."""
     from torch.distributed.fsdp import fully_shard
@@ -395,10 +347,6 @@ def shard_and_step(worker, folder, kind, steps):
         for layer in (model[0], model[2]):
             fully_shard(layer)
         fully_shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    elif kind == "not averaged yet":  # as `post_localSGD_hook` does between two averages
-        model = DistributedDataParallel(model)
-        model.register_comm_hook(worker.rank, gradients_of_its_own)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     elif kind == "ZeRO-1":
         model = DistributedDataParallel(model)
@@ -419,7 +367,7 @@ def shard_and_step(worker, folder, kind, steps):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each", "not averaged yet"])
+@pytest.mark.parametrize("kind", few(["FSDP2", "ZeRO-1", "a part each"], 2))
 def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
     def step(folder, world_size, steps):
         return launch(shard_and_step, tmp_path / folder, kind, steps, world_size=world_size, on=ranks)
@@ -429,7 +377,7 @@ def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
     same = [load(tmp_path / "parts", rank=rank)["model"] for rank in range(2)]
     assert resumable.fingerprint(*same) == resumable.fingerprint(*first)
     assert resumable.fingerprint(*step("parts", 2, 1)) == expected
-    if kind in ("a part each", "not averaged yet"):
+    if kind == "a part each":
         assert resumable.fingerprint(same[0]) != resumable.fingerprint(same[1])
         said = "ranks held different parts of model, optimizer, so it takes 2 ranks to resume; there are 1"
         with pytest.raises(labkit.WorkerFailed, match=said):
@@ -472,44 +420,23 @@ def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_ar
 # Every kind of value
 
 
-def tensors_of_every_kind():
-    dtypes = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-    for name, dtype in dtypes.items():
-        try:
-            yield name, torch.arange(6).to(dtype).reshape(2, 3)
-        except (RuntimeError, TypeError):  # bits8, quint4x2 …
-            continue
-    dense = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0]])
-    yield "sparse", dense.to_sparse()
-    yield "sparse, not coalesced", torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
-    yield "CSR", dense.to_sparse_csr()
-    yield "CSC", dense.to_sparse_csc()
-    yield "BSR", dense.to_sparse_bsr((1, 2))
-    yield "BSC", dense.to_sparse_bsc((1, 2))
-    yield "conjugate", torch.tensor([1 + 2j]).conj()
-    yield "negative", torch.tensor([1 + 2j]).conj().imag
-    yield "quantized", torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8)
-    yield "empty", torch.empty(0, 3)
-    yield "a number", torch.tensor(3.5)
-    yield "transposed", torch.arange(6.0).reshape(2, 3).T
-    yield "expanded", torch.ones(1).expand(5)
-    yield "a parameter", nn.Parameter(torch.ones(2))
-    yield "channels last", torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    yield "with infinities", torch.tensor([float("nan"), float("inf"), -0.0])
-
-
-TENSORS = dict(tensors_of_every_kind())
+DENSE = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0]])
+TENSORS = {
+    "bfloat16": DENSE.to(torch.bfloat16),
+    "sparse": DENSE.to_sparse(),
+    "sparse rows": DENSE.to_sparse_csr(),
+    "negative": torch.tensor([1 + 2j]).conj().imag,
+    "quantized": torch.quantize_per_tensor(DENSE, 0.1, 3, torch.quint8),
+    "a number": torch.tensor(3.5),
+    "transposed": DENSE.T,
+    "a parameter": nn.Parameter(torch.ones(2)),
+    "with infinities": torch.tensor([float("nan"), float("inf"), -0.0]),
+}
 PLAIN_VALUES = {
-    "none": None,
-    "large": 2**200,
-    "complex": 1 + 2j,
     "text": "é\n",
     "bytes": b"\0",
     "set": {1, 2},
-    "counter": collections.Counter("aab"),
-    "size": torch.Size([1, 2]),
     "dtype": torch.bfloat16,
-    "device": torch.device("cpu"),
     "ordered": collections.OrderedDict(b=1, a=(2, [3])),
     "keys": {1: "a", (2, 3): "b", None: 0.1 + 0.2},
 }
@@ -546,55 +473,6 @@ def test_what_is_saved_is_read_back(kind, tmp_path):
     again = Kept()
     labkit.Checkpoint(tmp_path, mine=again).resume()
     assert told(again.value) == told(load(tmp_path)["mine"]["value"]) == told(value)
-
-
-def test_a_nested_tensor_is_refused_by_name(tmp_path):
-    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
-    checkpoint = labkit.Checkpoint(tmp_path, mine=Kept([nested]))
-    with pytest.raises(CheckpointError, match=r"mine holds something that torch\.load\(weights_only=True\) does not"):
-        checkpoint.save()
-    assert list(tmp_path.iterdir()) == []
-
-
-class InParts(nn.Module):
-    """A module of which a part is compiled."""
-
-    def __init__(self, is_compiled):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        self.head = nn.Linear(2, 1)
-        if is_compiled:
-            self.encoder = torch.compile(self.encoder)
-
-
-@pytest.mark.parametrize(("saves", "resumes"), [(True, True), (True, False), (False, True)])
-def test_a_part_that_is_compiled_keeps_its_names(saves, resumes, tmp_path):
-    saved, again = InParts(saves), InParts(resumes)
-    labkit.Checkpoint(tmp_path, model=saved).save()
-    state = load(tmp_path)["model"]
-    assert set(state) == set(InParts(False).state_dict())
-    labkit.Checkpoint(tmp_path, model=again).resume()
-    assert resumable.fingerprint(*again.parameters()) == resumable.fingerprint(*saved.parameters())
-
-
-def save_of_every_kind(worker, folder):
-    """Save tensors of every kind that are the same on all ranks, and some that are not."""
-    mine = dict(TENSORS)
-    mine["own"] = torch.tensor([0.0, 1 + worker.rank]).to_sparse()
-    checkpoint = labkit.Checkpoint(folder, mine=Kept(mine))
-    checkpoint.save()
-    again = Kept()
-    labkit.Checkpoint(folder, mine=again).resume()
-    return {name: told(value) for name, value in again.value.items()}
-
-
-@pytest.mark.spawns
-def test_two_ranks_save_tensors_of_every_kind(tmp_path, ranks):
-    expected = {name: told(tensor) for name, tensor in TENSORS.items()}
-    for rank, found in enumerate(launch(save_of_every_kind, tmp_path, on=ranks)):
-        own = found.pop("own")
-        assert own == told(torch.tensor([0.0, 1 + rank]).to_sparse())
-        assert found == expected
 
 
 # While training goes on, and on other meshes
@@ -657,29 +535,6 @@ def test_sharded_weights_saved_meanwhile_are_those_of_the_call(tmp_path, ranks):
     whole = launch(save_meanwhile, tmp_path, on=ranks)[0]
     found = load(tmp_path)["model"]["weight"]
     assert [torch.equal(found, each) for each in whole] == [False, True, False, False]
-
-
-def from_ddp_to_fsdp(worker, folder, is_sharded, steps):
-    """Resume and train on, under DDP or FSDP2; return the weights, whole."""
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    model = fully_shard(model) if is_sharded else DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
-    checkpoint.resume()
-    take_steps(model, optimizer, torch.ones(2, 6, dtype=torch.float64), steps)
-    checkpoint.save()
-    return resumable.fingerprint(load(folder)["model"])
-
-
-@pytest.mark.spawns
-def test_a_training_goes_from_ddp_to_fsdp2_and_back(tmp_path, ranks):
-    expected = launch(from_ddp_to_fsdp, tmp_path / "whole", False, 3, on=ranks)
-    launch(from_ddp_to_fsdp, tmp_path / "parts", False, 1, on=ranks)
-    launch(from_ddp_to_fsdp, tmp_path / "parts", True, 1, on=ranks)
-    assert launch(from_ddp_to_fsdp, tmp_path / "parts", False, 1, on=ranks) == expected
 
 
 def stages_of_their_own(worker, folder):
