@@ -16,14 +16,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
 import labkit
 from tests.benchmarks import foreign_unchanged
-from tests.conftest import LONG_S, wait_until
 
 ACCELERATES = "accelerate.test_utils.scripts."
 SCRIPTS = {
@@ -36,41 +34,6 @@ SCRIPTS = {
 # Functions are made in functions: so they travel by value, as from a cell.
 
 
-def module_as_program(name):
-    def program(worker):
-        import os
-        import runpy
-
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # as `accelerate launch --cpu` says it
-        runpy.run_module(name, run_name="__main__")
-        from accelerate import PartialState
-
-        return PartialState().num_processes
-
-    return program
-
-
-def boring(model_name):
-    def train(worker, folder):
-        from lightning.pytorch import Trainer
-        from lightning.pytorch.demos import boring_classes
-
-        trainer = Trainer(
-            accelerator="cpu",
-            strategy="ddp",
-            devices=2,
-            max_epochs=1,
-            limit_train_batches=4,
-            limit_val_batches=1,
-            enable_progress_bar=False,
-            default_root_dir=folder,
-        )
-        trainer.fit(getattr(boring_classes, model_name)(), datamodule=boring_classes.BoringDataModule())
-        return trainer.global_step
-
-    return train
-
-
 @pytest.mark.spawns
 @pytest.mark.parametrize("script", ["test_sync", pytest.param("test_script", marks=pytest.mark.long)])
 def test_accelerates_own_scripts_run_to_their_end(script, monkeypatch):
@@ -81,33 +44,6 @@ def test_accelerates_own_scripts_run_to_their_end(script, monkeypatch):
     assert run.error is None
     for said in SCRIPTS[script]:
         assert said in run.output[0]
-
-
-@pytest.mark.spawns
-def test_the_script_that_stands_still_under_torchrun_too_is_told_where():
-    """Its `join_uneven_inputs` "will have no effect" on CPUs, as it warns: rank 0 has a batch more than rank 1."""
-    pytest.importorskip("accelerate")
-    program = module_as_program(f"{ACCELERATES}test_distributed_data_loop")
-    for _ in range(5):  # now and then gloo finds that a broadcast and a barrier do not fit, and it fails
-        run = labkit.launch(program, world_size=2, live=False, wait=False)
-        wait_until(lambda run=run: run.over.is_set() or "Test joining uneven inputs" in run.output[0], LONG_S)
-        wait_until(lambda run=run: run.over.is_set() or "barrier" in run.stacks().missed, LONG_S)
-        if not run.over.is_set():
-            break
-    assert not run.over.is_set(), str(run.error)
-    assert "rank 0 is in broadcast" in run.stacks().missed
-    assert "rank 1 is in barrier" in run.stacks().missed
-    assert "in test_can_join_uneven_inputs" in str(run.stacks())
-    run.stop(0)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("model", ["BoringModel", "ManualOptimBoringModel", "DemoModel"])
-def test_lightnings_demos_train(ranks, model):
-    pytest.importorskip("lightning")
-    with tempfile.TemporaryDirectory() as folder:
-        run = labkit.launch(boring(model), folder, on=ranks, live=False)
-    assert run.results == [4, 4]
 
 
 FOLDER = Path(os.environ.get("LABKIT_PROGRAMS", os.devnull))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,6 @@ import labkit
 from tests.support.repository import ROOT
 
 PACKAGE = Path(labkit.__file__).parent
-
-THREADS_OWN = {"_handle", "_os_thread_handle", "_context"}
-"""What Python 3.13 and 3.14 keep in each thread, besides what this Python does."""
-
-
-def test_no_thread_of_ours_takes_an_attribute_that_is_pythons():
-    for node in (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))):
-        if isinstance(node, ast.ClassDef) and "threading.Thread" in map(ast.unparse, node.bases):
-            taken = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and is_set_on_self(n)}
-            assert not taken & (THREADS_OWN | set(vars(threading.Thread()))), node.name
-
-
-def is_set_on_self(node):
-    return isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
 
 
 def test_the_public_names_are_those_that_type_checkers_see():

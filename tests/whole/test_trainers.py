@@ -19,8 +19,6 @@ import torch.distributed as dist
 
 import labkit
 from labkit.monitor.output import RankOutput
-from labkit.rank.script_compat import reuse_process_group as hooks
-from tests.conftest import LONG_S
 from tests.support.repository import ROOT
 
 STEPS = 4
@@ -62,34 +60,6 @@ def test_a_script_for_torchrun_runs_unchanged():
     assert run.results == [(3.0, 2.0)] * 2
 
 
-def by_rpc(ends):
-    def train(worker):
-        from torch.distributed import rpc
-
-        other = f"rank{1 - worker.rank}"
-        said = []
-        for _ in range(2):
-            rpc.init_rpc(f"rank{worker.rank}", rank=worker.rank, world_size=worker.world_size)
-            said.append(rpc.rpc_sync(other, os.getenv, ("RANK",)))
-            dist.barrier()
-            if not ends:
-                return None
-            rpc.shutdown()
-        return said, script(worker)
-
-    script = a_script()
-    return train
-
-
-@pytest.mark.spawns
-def test_ranks_call_each_other_through_the_store_that_there_is():
-    with labkit.Session(2) as ranks:
-        called = [(["1", "1"], (3.0, 2.0)), (["0", "0"], (3.0, 2.0))]
-        assert twice(by_rpc(ends=True), ranks).results == called
-        labkit.launch(by_rpc(ends=False), on=ranks, live=False)
-        assert labkit.launch(by_rpc(ends=True), on=ranks, live=False, stall_s=LONG_S).results == called
-
-
 @pytest.mark.spawns
 @pytest.mark.parametrize(
     ("ask", "said"),
@@ -112,13 +82,6 @@ def test_joining_twice_is_an_error_as_everywhere(ranks):
 
     with pytest.raises(labkit.WorkerFailed, match="twice"):
         labkit.launch(join_twice, on=ranks, live=False)
-
-
-def test_outside_of_a_run_init_process_group_is_torchs_own(monkeypatch):
-    asked = []
-    monkeypatch.setattr(hooks, "_init_process_group", lambda *args, **options: asked.append((args, options)))
-    hooks._init_as_under_torchrun("gloo", world_size=1, rank=0)
-    assert asked == [(("gloo",), {"world_size": 1, "rank": 0})]
 
 
 # Recipes

@@ -56,7 +56,7 @@ def agrees(script: Outcome, twin: Twin, got: Outcome, with_after: bool = True) -
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("twin", "way"), few(WAYS, 13))
+@pytest.mark.parametrize(("twin", "way"), few(WAYS, 26))
 def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
     script = as_a_script(twin)
     got = outcome(twin, way, tmp_path / way)
@@ -72,6 +72,7 @@ def test_a_cell_on_standby_ranks_does_what_a_script_does(twin, as_a_script, tmp_
     agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])
 
 
+@pytest.mark.wide
 @pytest.mark.cluster
 @pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere))
 def test_a_cell_on_slurm_does_what_a_script_does(twin, as_a_script, slurm, tmp_path):
@@ -80,6 +81,7 @@ def test_a_cell_on_slurm_does_what_a_script_does(twin, as_a_script, slurm, tmp_p
 
 
 # The notebook's environment does not come along to Ray's nodes, which may be other machines.
+@pytest.mark.wide
 @pytest.mark.spawns
 @pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere and not twin.needs_port))
 def test_a_cell_on_ray_does_what_a_script_does(twin, as_a_script, ray_cluster, tmp_path):
