@@ -21,7 +21,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -53,16 +52,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""
-
-
-@pytest.fixture
-def package_folder(tmp_path, monkeypatch):
-    """A folder along `sys.path`, whose packages are forgotten after the test."""
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def lives(pid: int) -> bool:
@@ -319,21 +308,6 @@ def small_disk(tmp_path):
         pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}): run as root, in a container that may")
     yield tmp_path / "disk"
     subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
-
-
-@pytest.fixture
-def busy_cores():
-    """Other programs, none of them ours, that keep every core busy meanwhile."""
-    spin = shlex.join([sys.executable, "-c", "while True: pass"])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    # The shell ends at once: what it has started is then nobody's child, as another user's program is.
-    started = subprocess.run(
-        ["sh", "-c", f"{spin} >/dev/null 2>&1 & echo $!; " * cores], capture_output=True, check=True
-    )
-    pids = [int(pid) for pid in started.stdout.split()]
-    yield pids
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
 
 
 def pytest_collection_modifyitems(config, items):

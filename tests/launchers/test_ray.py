@@ -9,20 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import labkit
-from labkit.debugger import Debugger
-from labkit.launchers import ray_node
-from labkit.rank.channels import pack
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
-from tests.support.fake_engine import A_JOB
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,44 +69,6 @@ def test_ranks_wait_for_a_node_and_fail_when_it_is_lost(launch, ray_cluster):
     assert re.match(rf"Ray has lost rank \d, on node 127\.0\.0\.{number + 2}\n", str(error)), error
     assert re.search("node has died|node was|actor is temporarily unavailable", error.cause), error.cause
     assert run.status == "failed"
-
-
-def test_a_node_that_is_asked_for_news_as_it_starts_is_not_over(monkeypatch):
-    """Ray calls several of its methods at once. The notebook asks no node again that has said so."""
-    monkeypatch.setattr(ray_node.os, "environ", {})
-    monkeypatch.setattr(ray_node.start, "begin", lambda ranks: [])
-    monkeypatch.setattr("labkit.launchers.agent.NodeAgent", lambda number, processes: SimpleNamespace(run=print))
-    node, said, begin = ray_node.RayNode(0, 1), [], threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda self: (said.append(node.news()), begin(self)))
-    node.start(b"".join(pack(A_JOB)), None)
-    assert said == [(b"", False)]
-    wait_until(lambda: node.news()[1])
-
-
-class Unreadable:
-    """What the notebook can pickle and a node cannot read."""
-
-    def __reduce__(self):
-        return eval, ("1 / 0",)
-
-
-@pytest.mark.spawns
-def test_a_node_that_cannot_read_its_job_ends_the_run_and_says_why(launch, monkeypatch):
-    begin = Debugger.begin
-    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job)._replace(cells={"": Unreadable()}))
-    error = end_of(launch(workloads.log_once))
-    assert re.match(r"the agent of rank \d failed, on node 127\.0\.0\.\d+\n", str(error)), error
-    assert "ZeroDivisionError: division by zero" in error.cause
-
-
-@pytest.mark.spawns
-def test_a_rank_that_is_killed_is_named(launch, tmp_path):
-    run = launch(elsewhere.fail, "SIGKILL", tmp_path / "go")
-    wait_for_step(run, 0)
-    (tmp_path / "go").touch()
-    error = end_of(run)
-    assert error.rank == 1
-    assert "(SIGKILL)" in error.diagnosis.headline
 
 
 def die_once(worker, marker):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,12 +16,9 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.launchers import start
-from labkit.launchers.run_folder import RunFolder
 from tests.conftest import LONG_S, wait_until
 from tests.support.cluster import DAEMONS
-from tests.support.fake_engine import a_job
-from tests.support.second_user import OTHER, Doors, try_all
+from tests.support.second_user import Doors, try_all
 
 AS_ROOT = sys.platform == "linux" and os.geteuid() == 0
 
@@ -116,48 +111,4 @@ def test_of_a_local_run(place):
     attacked(place)
 
 
-def test_of_a_session_and_its_cells(place):
-    with labkit.Session(2) as ranks:
-        attacked(place, on=ranks)
-        ranks.run("total = torch.ones(1); dist.all_reduce(total)")
-        assert_closed(doors_of(place), place)
-        ranks.run("dist.all_reduce(total, group=dist.new_group())")
-        assert ranks.values("total.item()") == [4.0, 4.0]
-
-
-@pytest.mark.wide
-@pytest.mark.cluster
-def test_of_a_run_on_one_node_of_slurm(place, slurm):
-    run = attacked(place, on=labkit.Slurm(nodes=1, ranks_per_node=2, folder=place / "labkit-runs"))
-    modes = {stat.S_IMODE(path.lstat().st_mode) for path in run.folder.rglob("*") if path.is_file()}
-    assert not any(mode & 0o022 for mode in modes)
-
-
 # What a group shares
-
-
-def test_a_run_that_was_opened_to_a_group_and_rewritten_is_not_run(place):
-    """A group of users, and a folder that one of them has made theirs."""
-    folder = RunFolder(place / "labkit-runs" / "run")
-    folder.create(a_job(), {"launcher": "slurm", "job": "5"})
-    folder.path.parent.chmod(0o755)
-    for path in (folder.path, folder.path / "job"):
-        os.chown(path, -1, OTHER)
-        path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o070)
-    if not (pid := os.fork()):
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(OTHER)
-            os.setuid(OTHER - 1)
-            (folder.path / "job").write_bytes(b"cos\nsystem\n(S'touch " + bytes(place / "executed") + b"'\ntR.")
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0, "the group's member could write"
-    with pytest.raises(ValueError, match="others than you can write into .*: chmod -R go-w"):
-        labkit.attach(folder.path)
-    node = subprocess.run(start.command(sys.executable, folder.path, "0"), capture_output=True, text=True, check=False)
-    assert node.returncode == 1
-    assert "others than you can write into" in node.stderr
-    assert not (place / "executed").exists()

@@ -152,17 +152,6 @@ class Cluster:
         """Start a node's daemon."""
         self._start("slurmd", "-D", "-N", node, name=node)
 
-    def kill_node(self, node: str) -> None:
-        """End a node's daemon and all that runs there, as a power cut would."""
-        for name, daemon in self._daemons:
-            if name == node:
-                daemon.kill()
-                daemon.wait()
-        self._daemons = [(name, daemon) for name, daemon in self._daemons if name != node]
-        for process in self.processes(node):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
     def down(self) -> None:
         """End all of it."""
         if any(name == "slurmctld" and daemon.poll() is None for name, daemon in self._daemons):

@@ -8,10 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from labkit.rank.first_step import warm_up
@@ -43,54 +40,13 @@ def fit_where_it_lies(worker, go):
     return (lies_there.VALUE, os.getcwd(), os.environ["GIVEN"]), *fit_and_show(worker, go)
 
 
-def pid(worker):
-    """Return which process this rank is."""
-    return os.getpid()
-
-
-def fail(worker, how, go):
-    """Once the test says go, the last rank fails; the others wait in a collective, or where nothing tells them."""
+def die(worker, go):
+    """Once the test says go, the last rank is killed; the others wait for it in a collective."""
     worker.log(loss=1.0)
     wait_for(go)
     if worker.rank == worker.world_size - 1:
-        workloads.FAILURES[how](worker)
-    if how == "raises":
-        time.sleep(1e6)
+        os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
-
-
-def resume(worker, folder, go=None, steps=12, stops_at=(4,)):
-    """Train under DDP with a checkpoint at every second step, and give the weights and all losses.
-
-    At each of the steps in `stops_at` the first attempts wait for files: `go`.0, `go`.1, …
-    """
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    torch.manual_seed(worker.rank)
-    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
-    checkpoint.resume()
-    while checkpoint.step < steps:
-        if go and checkpoint.step in stops_at:
-            wait_for(f"{go}.{checkpoint.step}")
-        loss = model(torch.randn(4, 8)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        checkpoint.step += 1
-        worker.log(checkpoint.step, loss=loss.item())
-        if checkpoint.step % 2 == 0:
-            checkpoint.save()
-    return [p.detach() for p in model.module.parameters()]
-
-
-def check_it_equals_a_local_run(run, folder):
-    """Check that a run of `resume` has a local one's weights, steps and losses, bit for bit, with each step once."""
-    local = labkit.launch(resume, folder, live=False)
-    for mine, other in zip(run.results, local.results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
-    assert run.history["loss"].tolist() == local.history["loss"].tolist()
 
 
 def save_when_stopped(worker, folder):
@@ -130,7 +86,6 @@ def keep_logging(worker):
 LINES = 1_000_000
 """Of 100 characters each, 100 MB."""
 
-ODD = "lone \ud800, null \0, bell \a, 😀 "
 
 STEPS = 40
 
@@ -173,10 +128,6 @@ def return_a_lock(worker, size):
     return pattern(0, size)
 
 
-def raise_oddly(worker):
-    raise ValueError(ODD + "x" * 100_000)
-
-
 def fill_the_disk(worker, path):
     """Fill the disk on rank 0; log, print and return something, whether there is room or not."""
     dist.barrier()
@@ -208,13 +159,5 @@ def wait_for_signal(worker, name):
     return came[0]
 
 
-def launch_on_slurm(worker, folder):
-    """Launch on SLURM from within a rank; return what its ranks were."""
-    run = labkit.launch(where, on=labkit.Slurm(2, 1, folder=folder), live=False)
-    return run.results, run.notice
-
-
-def where(worker):
-    """Return which rank this is, on which node, and what it has of a launcher's and the caller's variables."""
-    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
-    return worker.rank, worker.world_size, {name: os.environ.get(name) for name in names}
+def rank_and_job(worker):
+    return worker.rank, os.environ.get("SLURM_JOB_ID")

@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -47,8 +46,8 @@ def where_am_i(worker):
     }
 
 
-def fit(worker, steps=20, fail_at=None, how=None):
-    """A small DDP training that logs its loss; `how` says what the last rank does at step `fail_at`."""
+def fit(worker, steps=20):
+    """A small DDP training that logs its loss."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -59,17 +58,7 @@ def fit(worker, steps=20, fail_at=None, how=None):
         loss.backward()
         optimizer.step()
         worker.log(loss=loss.item())
-        if step == fail_at and worker.rank == worker.world_size - 1:
-            FAILURES[how](worker)
     return [p.detach() for p in model.module.parameters()]
-
-
-FAILURES = {
-    "raises": lambda worker: (_ for _ in ()).throw(ValueError("bad batch")),
-    "os._exit 0": lambda worker: os._exit(0),
-    "SIGKILL": lambda worker: os.kill(os.getpid(), signal.SIGKILL),
-    "log of no number": lambda worker: worker.log(loss="high"),
-}
 
 
 def talk(worker, lines=200):
@@ -160,16 +149,8 @@ def polls():
         time.sleep(0.05)
 
 
-def waits_for_a_thread():
-    """Which might read from a server, and end."""
-    done = threading.Event()
-    threading.Thread(target=lambda: (time.sleep(1e5), done.set()), daemon=True).start()
-    done.wait()
-
-
 ASTRAY = {
     "polls": polls,
-    "waits for a thread": waits_for_a_thread,
     "sleeps": sleeps,
     "loops": loops,
     "holds the lock": holds_the_lock,
@@ -180,12 +161,6 @@ ASTRAY = {
 
 def log_once(worker):
     worker.log(loss=1.0)
-    return worker.rank
-
-
-def sleep_and_return(worker, seconds):
-    worker.log(loss=1.0)
-    time.sleep(seconds)
     return worker.rank
 
 
@@ -213,39 +188,12 @@ def computes(worker, seconds):
         a @ a
 
 
-def sleeps_for(worker, seconds):
-    time.sleep(seconds)
-
-
 def one_sleeps_for(worker, seconds):
     if worker.rank == 1:
         time.sleep(seconds)
 
 
-def one_reads_slowly(worker, seconds):
-    """As from a slow disk or a server: what is read comes from another process, and no thread of this one works."""
-    if worker.rank == 1:
-        subprocess.run(["sleep", str(seconds)], check=True, stdout=subprocess.PIPE)
-
-
-class SlowData(torch.utils.data.IterableDataset):
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def __iter__(self):
-        time.sleep(self.seconds)
-        yield torch.zeros(1)
-
-
-def one_loads(worker, seconds):
-    if worker.rank == 1:
-        list(torch.utils.data.DataLoader(SlowData(seconds), num_workers=1))
-
-
 SLOW = {
-    "one rank loads": one_loads,
     "computes": computes,
-    "sleeps": sleeps_for,
     "one rank sleeps": one_sleeps_for,
-    "one rank reads": one_reads_slowly,
 }
