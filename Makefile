@@ -19,7 +19,7 @@ help:
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 17 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
-	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
+	@echo "make test-long   and every lesson once more, with another seed, and with a planted mistake; 1,000 launches, and a"
 	@echo "                 run of an hour that logs 10 million times (see tests/whole/test_soak.py for less)"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 4 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"

@@ -117,14 +117,6 @@ def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
     found(f"{world_size} ranks on {run.results[-1][1]}")
 
 
-def test_results_on_the_device_arrive_on_the_cpu(found):
-    (model, state, tensor), _ = labkit.launch(returns_tensors, world_size=2, backend="gloo", live=False).results
-    assert {each.device.type for each in (*model.parameters(), *state.values(), tensor)} == {"cpu"}
-    assert torch.equal(tensor, torch.ones(3))
-    assert torch.equal(model.weight, state["weight"])
-    found(f"from {DEVICE} to the CPU")
-
-
 def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):
     there = torch.ones(1024, device=DEVICE).sum().item()
     assert there == 1024

@@ -110,13 +110,14 @@ import torch, labkit
 from tests.gpu.test_gpu import SHARE, returns_tensors
 
 (model, state, tensor), _ = labkit.launch(returns_tensors, world_size=2, **SHARE, live=False).results
-print(tensor.device.type, torch.cuda.is_initialized())
+devices = {each.device.type for each in (*model.parameters(), *state.values(), tensor)}
+print(devices, torch.equal(model.weight, state["weight"]), torch.cuda.is_initialized())
 """
 
 
 def test_a_notebook_that_only_gets_results_makes_no_context(found):
     done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "cpu False"
+    assert done.stdout.splitlines()[-1] == "{'cpu'} True False"
     found("results on the CPU, CUDA not initialised")
 
 

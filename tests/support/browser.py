@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -175,13 +174,8 @@ APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
 
 @contextlib.contextmanager
-def lab(
-    folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab", without: Sequence[str] = ()
-) -> Iterator[Lab]:
-    """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards.
-
-    `without` are extensions that its environment is to lack, as where the kernel has another.
-    """
+def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
+    """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards."""
     beside_the_course(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -191,9 +185,6 @@ def lab(
     for file, settings in QUIETLY.items():
         (state / file).parent.mkdir(parents=True, exist_ok=True)
         (state / file).write_text(settings)
-    if without:
-        config = state / "config" / "labconfig" / "page_config.json"
-        config.write_text(json.dumps({"buildCheck": False, "disabledExtensions": dict.fromkeys(without, True)}))
     environment = {
         **os.environ,
         "JUPYTER_RUNTIME_DIR": str(state / "runtime"),
@@ -234,12 +225,12 @@ def lab(
 
 
 @contextlib.contextmanager
-def lab_and_its_end(folder: Path, width: int = 1280, height: int = 900, without: Sequence[str] = ()) -> Iterator[Lab]:
+def lab_and_its_end(folder: Path) -> Iterator[Lab]:
     """Do as `lab`, for a test; when it has stopped, JupyterLab, its kernels and their ranks have all ended."""
     from tests.conftest import rank_processes  # here alone: it prepares a process for tests
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with lab(folder, width, height, without=without) as jupyterlab:
+    with lab(folder) as jupyterlab:
         yield jupyterlab
     deadline = time.monotonic() + LONG_S
     while rank_processes() and time.monotonic() < deadline:

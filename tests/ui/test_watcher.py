@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.ui import kernel, watcher
-from tests.conftest import LONG_S, wait_until
+from tests.conftest import LONG_S
 
 
 class Shell:
@@ -45,30 +45,6 @@ class Drawing(watcher.Watcher):
 
     def _show_last(self):
         self.drawn.append(self.number)
-
-
-def test_a_launch_waits_for_no_chart_and_charts_are_drawn_once_no_launch_follows(shell, monkeypatch):
-    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    monkeypatch.setattr(watcher, "PAUSE_S", LONG_S)
-    drawn = []
-    for number in range(20):
-        watcher.launch_begins()
-        view = Drawing(drawn, number)
-        view.begin()
-        view.finish()
-    shell.end_cell()
-    assert not drawn, "a person watches: the page takes what comes later"
-    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
-    shell.end_cell()
-    assert sorted(drawn) == list(range(20)), "nobody does: there is no later"
-
-
-def test_charts_come_by_themselves_after_a_moment(shell, monkeypatch):
-    monkeypatch.setattr(watcher, "PAUSE_S", 0.05)
-    drawn = []
-    watcher.launch_begins()
-    Drawing(drawn).begin()
-    wait_until(lambda: drawn == [0])
 
 
 def test_the_end_of_a_cell_waits_for_no_run_that_goes_on(shell, monkeypatch):
