@@ -84,15 +84,12 @@ def spin(worker, barrier=True):
         return step
 
 
-def stuck(worker, where="collective"):
-    """Log once, then wait where no log call comes again."""
+def stuck(worker):
+    """Log once; then rank 1 waits for rank 0, which never comes."""
     worker.log(loss=1.0)
-    if where == "collective":
-        if worker.rank == 0:
-            threading.Event().wait()
-        dist.barrier()
-    else:
+    if worker.rank == 0:
         threading.Event().wait()
+    dist.barrier()
 
 
 def stuck_in_backward(worker):
@@ -144,13 +141,7 @@ def is_suspended():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def polls():
-    while not os.path.exists("/nowhere/to/be/found"):
-        time.sleep(0.05)
-
-
 ASTRAY = {
-    "polls": polls,
     "sleeps": sleeps,
     "loops": loops,
     "holds the lock": holds_the_lock,
@@ -164,36 +155,20 @@ def log_once(worker):
     return worker.rank
 
 
-def slow_steps(worker, seconds, how="computes"):
-    """Steps that take long: rank 0 logs before a step, rank 1 after it, then they meet. Returns the steps logged."""
-    logged, steps = 0, seconds if isinstance(seconds, list) else [seconds]
+def slow_steps(worker, seconds):
+    """Steps of which rank 1 sleeps through some: rank 0 logs before it, rank 1 after it, then they meet.
+
+    Return the steps logged.
+    """
+    logged = 0
     try:
         for step in range(1000):
             if worker.rank == 0:
                 worker.log(loss=1.0)
-                logged += 1
-            SLOW[how](worker, steps[min(step, len(steps) - 1)])
-            if worker.rank == 1:
+            else:
+                time.sleep(seconds[min(step, len(seconds) - 1)])
                 worker.log(loss=1.0)
-                logged += 1
+            logged += 1
             dist.all_reduce(torch.ones(1))
     except labkit.Stopped:
         return logged
-
-
-def computes(worker, seconds):
-    end = time.monotonic() + seconds
-    a = torch.randn(200, 200)
-    while time.monotonic() < end:
-        a @ a
-
-
-def one_sleeps_for(worker, seconds):
-    if worker.rank == 1:
-        time.sleep(seconds)
-
-
-SLOW = {
-    "computes": computes,
-    "one rank sleeps": one_sleeps_for,
-}
