@@ -20,13 +20,12 @@ from course.transformer import (
     batches,
     gpt,
     mean_loss,
-    train,
 )
 from course.transformer.experts import Experts
 from course.transformer.ring_attention import pieces
-from tests.support.gpt_training import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
+from tests.support.gpt_training import network, reference, train_all
 from tests.support.tiers import few
-from tests.support.weights import difference, whole_weights
+from tests.support.weights import difference
 
 SESSION_RANKS = 8
 
@@ -107,43 +106,6 @@ def test_bf16_is_off_by_no_more_than_its_bound(ranks, one_process):
     )
     assert 1e-3 < off / way <= BF16.bound(DEPTH) < 0.03
     assert all(weight.dtype == torch.float32 for weight in weights.values())
-
-
-def passes(worker, title):
-    """Return which kinds of passes a pipeline has made in a step."""
-    made = set()
-
-    def timed(what, call):
-        return lambda *args, **kwargs: (made.add(what), call(*args, **kwargs))[1]
-
-    pipeline = type("Timed", (ALL[title],), {"timed": staticmethod(timed)})
-    pipeline(worker, network(OneProcess, DEPTH), OPTIMIZER).step(*next(batches(DATA, BATCH_SIZE, TIME)))
-    return made
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize(("title", "kinds"), [("zero bubble", 3), ("interleaved 1F1B", 2)])
-def test_zero_bubble_computes_the_gradients_of_weights_by_themselves(title, kinds, ranks):
-    found = labkit.launch(passes, title, on=ranks, world_size=2, live=False).results
-    assert found == [{"forward", "backward", "weights"} if kinds == 3 else {"forward", "backward"}] * 2
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("title", ["DDP", "1F1B"])
-def test_what_lessons_launch_trains_by_a_strategy_and_logs_the_loss(title, ranks):
-    call = (functools.partial(network, OneProcess, DEPTH), OPTIMIZER, stream, 3)
-    one, run = (
-        labkit.launch(train, ALL[each], *call, on=ranks, world_size=n, live=False)
-        for each, n in (("one process", 1), (title, 2))
-    )
-    assert difference(one.results[0], whole_weights(run.results)) <= 1e-9
-    curves = [each.history.groupby("step")["loss"].mean().tolist() for each in (one, run)]
-    assert curves[0] == pytest.approx(curves[1], rel=1e-9)
-    assert len(curves[0]) == 3
-
-
-def stream(device):
-    return batches(DATA, BATCH_SIZE, TIME, ragged=True, device=device)
 
 
 def seeded(seed, depth):

@@ -1,13 +1,11 @@
 """Healthy programs with pauses at random places: none is to be ended, and nothing is to be said of one.
 
 One rank evaluates alone, compiles, reads or writes a file, computes, sleeps or has a child process at work while the
-others wait for it, or have returned. None of that is a fault. Some are functions, some are cells on reserved ranks.
+others wait for it, or have returned. None of that is a fault.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import random
 import subprocess
@@ -62,7 +60,6 @@ class Plan:
         self.pair_goes_on = world_size > 2 and chance.random() < 0.5
         self.in_flight = chance.random() < 0.5
         """Whether a call is on its way during the pauses."""
-        self.is_cell = chance.random() < 0.25
 
 
 def healthy(worker: Any, plan: Plan) -> int:
@@ -84,18 +81,13 @@ def healthy(worker: Any, plan: Plan) -> int:
             pause(*plan.pauses[plan.steps, 1])
         dist.barrier(pair)
     elif (plan.steps, worker.rank) in plan.pauses:
-        if not plan.is_cell:
-            dist.destroy_process_group()  # as scripts do before the last evaluation
+        dist.destroy_process_group()  # as scripts do before the last evaluation
         pause(*plan.pauses[plan.steps, worker.rank])
     return steps
 
 
 def try_out(plan: Plan, on: Any) -> str:
     """Return what was said of a healthy program, or how it ended; "" if it was left alone."""
-    return _as_cell(plan, on) if plan.is_cell else _as_function(plan, on)
-
-
-def _as_function(plan: Plan, on: Any) -> str:
     run = labkit.launch(healthy, plan, world_size=plan.world_size, on=on, live=False, wait=False)
     while not run.over.wait(0.1):
         if _accuses(run.notice):
@@ -103,18 +95,6 @@ def _as_function(plan: Plan, on: Any) -> str:
             run.stop(0)
             return said
     return str(run.error) if run.error else "" if run.results == [plan.steps] * plan.world_size else run.status
-
-
-def _as_cell(plan: Plan, on: Any) -> str:
-    plan.world_size = on.world_size
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        try:
-            on.run("print(healthy(worker, plan))", send={"healthy": healthy, "plan": plan})
-        except labkit.WorkerFailed as error:
-            return str(error)
-    lines = [line for line in said.getvalue().splitlines() if not line.startswith("still at it")]
-    is_right = sorted(lines) == [f"[rank {rank}] {plan.steps}" for rank in range(plan.world_size)]
-    return "" if is_right else "\n".join(lines)
 
 
 def _accuses(notice: str) -> bool:
