@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from labkit.failures import ledger
+from labkit.failures.evidence import is_only_evidence
 from labkit.failures.facts import Finding, RankFacts
 from labkit.failures.grouping import alike, rank_list
-from labkit.failures.missed import RankCalls, differing
+from labkit.failures.missed import RankCalls, differing, groups_of
 from labkit.failures.stacks import Stacks
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
@@ -46,7 +47,8 @@ def _met_in_different_collectives(
     culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]
 ) -> Finding | None:
     """Return the outlier, and the collectives in which ranks met that do not match."""
-    if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
+    is_told = MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end)
+    if not (is_told or _differ_where_it_gave_up(culprit, calls)):
         return None
     if found := _received_another_size(culprit, cause, calls):
         return found
@@ -67,6 +69,20 @@ def _met_in_different_collectives(
         headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(calls)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
+
+
+def _differ_where_it_gave_up(culprit: RankFacts, calls: list[RankCalls]) -> bool:
+    """Whether ranks differ in the call in which this one lost another.
+
+    gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
+    where it has what it needs for its own call, it returns and says nothing.
+    """
+    own = next((each.calls[-1] for each in calls if each.rank == culprit.rank and each.calls), None)
+    difference = differing(calls)
+    if own is None or difference is None or not is_only_evidence(culprit):
+        return False
+    group = groups_of(calls).get(own.group)
+    return (str(group), own.number) == (difference.group, difference.number)
 
 
 def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls]) -> Finding | None:

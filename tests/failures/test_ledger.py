@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit
-from labkit.failures import ledger
+from labkit.failures import ledger, mismatch
 from labkit.failures.evidence import is_only_evidence, limit_s
 from labkit.failures.facts import Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -205,6 +205,29 @@ def test_other_errors_are_no_evidence_about_others(rank):
 
 
 # A run that goes on
+
+
+def of_size(number, *shape):
+    return ("0", number, "all_reduce", (shape,), "float32", True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "headline"),
+    [
+        (
+            of_size(2, 3),
+            "ranks met in all_reduce with tensors of different sizes, call #2 of the default group: rank 0 is in "
+            "all_reduce #2 (float32 [3]) at train.py, line 12; rank 1 is in all_reduce #2 (float32 [4]) at train.py, "
+            "line 12",
+        ),
+        (of_size(2, 4), "rank 1 failed: RuntimeError: Connection closed by peer [127.0.0.1]:26010"),
+    ],
+)
+def test_a_rank_that_lost_one_whose_tensor_was_smaller_is_told_so(others, headline):
+    """gloo tells the other alone, which has what it needs, and returns."""
+    calls = [said(0, call(1), others), said(1, call(1), of_size(2, 4))]
+    found = diagnose([returned(0), failed(1)], lambda *given: mismatch.explain(*given, calls))
+    assert (found.rank, found.headline) == (1, headline)
 
 
 def waiting(rank, *calls, **rest):
