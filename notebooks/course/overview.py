@@ -52,10 +52,10 @@ def script(path: str, summary: str) -> Script:
 
 
 def written(lesson: str | os.PathLike[str]) -> str:
-    """Return the one script that a cell of a lesson writes."""
+    """Return the script that a cell of a lesson writes; or several cells, a part each, in their order."""
     cells = ("".join(cell["source"]) for cell in json.loads(Path(lesson).read_text("utf-8"))["cells"])
-    (source,) = (source for source in cells if re.match(r"%%writefile \S+\.py\n", source))
-    return source.partition("\n")[2]
+    parts = [source.partition("\n")[2] for source in cells if re.match(r"%%writefile \S+\.py\n", source)]
+    return "\n\n\n".join(parts)
 
 
 def diff(lesson: str, file: str | os.PathLike[str]) -> Page:

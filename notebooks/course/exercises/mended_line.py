@@ -10,8 +10,9 @@ EXERCISE = Exercise(
     lesson="15",
     title="What is wrong in this script?",
     statement="""
-    Each of the scripts A to F is for two nodes with four GPUs each, and eight ranks. `train.py` finds its place by what
-    torchrun or `srun` has set, needs `MASTER_PORT`, and handles no signal. Each script has one wrong line.
+    Each of the scripts A to F is for two nodes with four GPUs each, and eight ranks. Their `train.py` is not the
+    lesson's: it finds its place by what torchrun or `srun` has set, needs `MASTER_PORT`, and handles no signal. Each
+    script has one wrong line.
 
     Return, for a script's letter, the number of that line and the line as it should be. Your line is put in its place,
     and the script is run in bash, where `srun`, `torchrun` and `python` only note with what they were called. There is
