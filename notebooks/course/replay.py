@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 Pass = tuple[str, int, int]
@@ -126,31 +125,3 @@ def most_kept(order: Iterable[Sequence[Any]]) -> int:
         now += (what == "F") - (what in "BW")
         most = max(most, now)
     return most
-
-
-def pytorch_schedule(schedule: str, ranks: int, micro_batches: int, stages: int) -> Any:
-    """Return one of PyTorch's schedules with several `stages` on each rank, not to be run: it has the order.
-
-    Raises ValueError if the installed PyTorch has no such schedule, or none for so few micro-batches.
-    """
-    import torch
-    from torch.distributed.pipelining import schedules
-
-    if not hasattr(schedules, schedule):
-        raise ValueError(f"PyTorch {torch.__version__} has no {schedule}")
-    # The order does not depend on what the stages compute, so none has to exist.
-    stage = SimpleNamespace(num_stages=ranks * stages, group_size=ranks, group_rank=0, submod=None)
-    return getattr(schedules, schedule)([stage] * stages, micro_batches, loss_fn=lambda *_: None)
-
-
-def pytorch_order(schedule: str, ranks: int, micro_batches: int) -> list[list[Pass]]:
-    """Return each rank's passes in the order of one of PyTorch's schedules with two stages on a rank.
-
-    Raises ValueError as `pytorch_schedule` does.
-    """
-    found = []
-    for _, order in sorted(pytorch_schedule(schedule, ranks, micro_batches, 2).pipeline_order.items()):
-        # A forward and a backward pass that overlap each other's messages are one action of two.
-        actions = [one for action in order if action for one in (getattr(action, "sub_actions", None) or [action])]
-        found.append([(one.computation_type.value, one.stage_index, one.microbatch_index) for one in actions])
-    return found

@@ -8,11 +8,11 @@ def _without_weights(stage: int, stages: int, micro_batches: int) -> list[tuple[
     return [one for one in zero_bubble(stage, stages, micro_batches) if one[0] != "W"]
 
 
-@told("every W follows its B at once")
+@told("every W follows its I at once")
 def at_once(stage, stages, micro_batches):
     """Split, but not put off."""
     order = _without_weights(stage, stages, micro_batches)
-    return [one for f in order for one in ([f, ("W", f[1])] if f[0] == "B" else [f])]
+    return [one for f in order for one in ([f, ("W", f[1])] if f[0] == "I" else [f])]
 
 
 @told("micro-batches, expected 2 at most: from F to W")
@@ -27,11 +27,11 @@ def forgets_the_weights(stage, stages, micro_batches):
     return _without_weights(stage, stages, micro_batches)
 
 
-@told("comes before ('B', ")
+@told("comes before ('I', ")
 def weights_first(stage, stages, micro_batches):
     """There are no output gradients yet."""
     order = _without_weights(stage, stages, micro_batches)
-    return [one for f in order for one in ([("W", f[1]), f] if f[0] == "B" else [f])]
+    return [one for f in order for one in ([("W", f[1]), f] if f[0] == "I" else [f])]
 
 
 @told("deadlock: rank 0 is blocked before ")
