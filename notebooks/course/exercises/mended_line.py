@@ -10,13 +10,13 @@ EXERCISE = Exercise(
     lesson="15",
     title="What is wrong in this script?",
     statement="""
-    Each of the scripts A to F is for two nodes with four GPUs each, and eight ranks, and has one wrong line. Their
-    `train.py` is not the lesson's: it finds its place by what torchrun or `srun` has set, needs `MASTER_PORT`, and
-    handles no signal.
+    Each of the scripts A to F is for two nodes with four GPUs each, and eight ranks, and has one wrong
+    line. Their `train.py` is not the lesson's: it finds its place by what torchrun or `srun` has set,
+    needs `MASTER_PORT`, and handles no signal.
 
-    Return, for a script's letter, the number of that line and the line as it should be. Your line is put in its place,
-    and the script is run in bash, where `srun`, `torchrun` and `python` only note how they were called. Most have more
-    than one right line.
+    Return, for a script's letter, the number of that line and the line as it should be. Your line is
+    put in its place, and the script is run in bash, where `srun`, `torchrun` and `python` only note
+    how they were called. Most have more than one right line.
     """,
     hints=(
         "A and D: how many processes start, and on which node? B and E: who replaces `$…` by a value: the batch "
