@@ -136,7 +136,7 @@ class Exercise:
         assert isinstance(function, ast.FunctionDef)
         docstring = function.body[0]
         kept = source.splitlines()[: docstring.end_lineno]
-        body = textwrap.indent(textwrap.dedent(self.given.get("body", "...")).strip("\n"), "    ")
+        body = textwrap.indent(textwrap.dedent(self.given.get("body", "...")).removeprefix("\n").rstrip("\n"), "    ")
         return head + "\n".join(kept) + f"\n{body}\n"
 
     def __repr__(self) -> str:

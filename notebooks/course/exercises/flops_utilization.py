@@ -8,7 +8,7 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="20",
+    lesson="25",
     title="Model FLOPs utilization",
     statement="""
     A GPT trains at `tokens_per_s` on some devices, each of which can do `peak_flops` operations per

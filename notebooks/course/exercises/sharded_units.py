@@ -19,7 +19,7 @@ EXERCISE = Exercise(
     statement="""
     `units` are modules that follow each other, with one `weight` each, whose storage is empty: its
     `weight.untyped_storage()` has 0 bytes. `shards[i]` is this rank's part of unit i's weight, flat.
-    Register hooks, such that `units` compute forward and backward on every rank as if they were whole.
+    Complete the hooks, such that `units` compute forward and backward on every rank as if they were whole.
     Before its forward and before its backward pass a unit all-gathers its weight, and then begins to
     gather the next one to be used, while it computes itself. After each pass its storage is empty
     again. After backward `shards[i].grad` is this rank's part of the mean gradient, and the weight has
@@ -37,6 +37,28 @@ EXERCISE = Exercise(
     why="A rank holds two units at most, the one that computes and the one that is being gathered; all others exist in "
     "shards only. `fully_shard` registers such hooks, too.",
     allowed=("all_gather_into_tensor", "reduce_scatter_tensor"),
+    given={
+        "body": '''
+
+        def before(i, following):
+            """Unit i is about to compute, and then unit `following`, if it exists."""
+            ...
+
+        def after_forward(i):
+            """Unit i has computed."""
+            ...
+
+        def after_backward(i):
+            """`units[i].weight.grad` is complete."""
+            ...
+
+        for i, unit in enumerate(units):
+            unit.register_forward_pre_hook(lambda *_, i=i: before(i, i + 1))
+            unit.register_forward_hook(lambda *_, i=i: after_forward(i))
+            unit.register_full_backward_pre_hook(lambda *_, i=i: before(i, i - 1))
+            unit.weight.register_post_accumulate_grad_hook(lambda _, i=i: after_backward(i))
+        '''
+    },
     cases=({"units": 3, "rows": 1, "batch": 2}, {"units": 2, "rows": 2, "batch": 1}),
 )
 
@@ -57,22 +79,22 @@ def sharded_units(units, shards):
         gathers[i].wait()
         gather(following)
 
-    def free(i):
+    def after_forward(i):
         del gathers[i]
         units[i].weight.untyped_storage().resize_(0)
 
-    def reduce(i):
+    def after_backward(i):
         shards[i].grad = torch.empty_like(shards[i])
         dist.reduce_scatter_tensor(shards[i].grad, units[i].weight.grad.flatten())
         shards[i].grad /= dist.get_world_size()
         units[i].weight.grad = None
-        free(i)
+        after_forward(i)
 
     for i, unit in enumerate(units):
         unit.register_forward_pre_hook(lambda *_, i=i: before(i, i + 1))
-        unit.register_forward_hook(lambda *_, i=i: free(i))
+        unit.register_forward_hook(lambda *_, i=i: after_forward(i))
         unit.register_full_backward_pre_hook(lambda *_, i=i: before(i, i - 1))
-        unit.weight.register_post_accumulate_grad_hook(lambda _, i=i: reduce(i))
+        unit.weight.register_post_accumulate_grad_hook(lambda _, i=i: after_backward(i))
 
 
 class _Unit(nn.Module):
