@@ -196,7 +196,7 @@ def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
 def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     python = tmp_path / "python"
     elsewhere_there = '[ "$SLURMD_NODENAME" = node2 ] && set -- "$1" "$2" /not/shared'
-    python.write_text(f'#!/bin/sh\n{elsewhere_there}\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\n{elsewhere_there}\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     error = end_of(run := launch(workloads.fit, python=str(python)))
     assert error.rank is None

@@ -188,7 +188,7 @@ def test_the_readmes_lines_clone_and_install_it(tmp_path):
     assert "lab.py" in run(f"{clone}; {make} -n")
     install = re.search(r"`pip (install git\+\S+)`", README)[1]
     options = f"--quiet --no-deps --no-build-isolation --target {tmp_path / 'installed'}"
-    run(f"{sys.executable} -m pip {install} {options}", env={**os.environ, "PIP_NO_INDEX": "1"})
+    run(f"'{sys.executable}' -m pip {install} {options}", env={**os.environ, "PIP_NO_INDEX": "1"})
     assert (tmp_path / "installed" / "labkit" / "launcher.py").exists()
 
 

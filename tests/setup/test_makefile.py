@@ -20,7 +20,7 @@ pytestmark = [
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
-lab.py*) PYTHON="$0" exec REAL_PYTHON "$@" ;;
+lab.py*) PYTHON="$0" exec "REAL_PYTHON" "$@" ;;
 "-m venv")
     mkdir -p "$3/bin"
     cp python "$3/bin/python"
