@@ -17,11 +17,11 @@ help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
 	@echo
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
-	@echo "make test        set up if needed, run the tests: took 17 min"
+	@echo "make test        set up if needed, run the tests: took 12 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
 	@echo "make test-long   and every lesson once more, with another seed, and with a planted mistake; 1,000 launches, and a"
 	@echo "                 run of an hour that logs 10 million times (see tests/whole/test_soak.py for less)"
-	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 4 min"
+	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"

@@ -96,7 +96,7 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
     assert "workloads.py" in str(stacks)
     assert "spin" in str(stacks)
     assert run.status == "running", "a node that is drained lets its jobs go on"
-    again.stop()
+    again.stop(LONG_S)
     end_of(run)
     assert again.status == "stopped"
     assert again.results[0] == again.results[1] > 0, "ranks that catch Stopped return what they have"
