@@ -77,12 +77,10 @@ def _differ_where_it_gave_up(culprit: RankFacts, calls: list[RankCalls]) -> bool
     gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
     where it has what it needs for its own call, it returns and says nothing.
     """
-    own = next((each.calls[-1] for each in calls if each.rank == culprit.rank and each.calls), None)
-    difference = differing(calls)
-    if own is None or difference is None or not is_only_evidence(culprit):
+    last = next((each.calls[-1] for each in calls if each.rank == culprit.rank and each.calls), None)
+    if last is None or not is_only_evidence(culprit) or (difference := differing(calls)) is None:
         return False
-    group = groups_of(calls).get(own.group)
-    return (str(group), own.number) == (difference.group, difference.number)
+    return (str(groups_of(calls).get(last.group)), last.number) == (difference.group, difference.number)
 
 
 def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls]) -> Finding | None:

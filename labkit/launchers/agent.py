@@ -162,6 +162,7 @@ class NodeAgent:
                 for word in nodes.say(words):
                     self._obey(word)
             if found := self._engine.poll(LOOK_S):
+                self._await_signal(found)
                 put([self._noted(event) for event in found])
                 time.sleep(GATHER_S)
             if time.monotonic() > self._kill_s:
@@ -190,15 +191,19 @@ class NodeAgent:
             self._engine.ask_for_stacks()  # the notebook may ask too late
             self._kill_s = time.monotonic() + FAILURE_GRACE_S
 
+    def _await_signal(self, found: list[events.Event]) -> None:
+        """Wait a moment for this node's own SIGTERM, if ranks have died of one."""
+        is_sent = any(isinstance(event, events.Exit) and event.code == -signal.SIGTERM for event in found)
+        until_s = time.monotonic() + SIGNAL_S
+        while is_sent and not self.was_signalled and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+
     def _noted(self, event: events.Event) -> events.Event:
         if isinstance(event, events.Result):
             self._returned.add(event.rank)
         if not isinstance(event, events.Exit):
             return event
         self._codes[event.rank] = event.code
-        until_s = time.monotonic() + SIGNAL_S
-        while event.code == -signal.SIGTERM and not self.was_signalled and time.monotonic() < until_s:
-            time.sleep(LOOK_S)
         is_taken = self.was_signalled and event.rank not in self._returned  # it may begin again
         ended = is_taken or self._engine.killed(event.rank)
         starved = self._memory_kills.seen() if event.code == -system.kill_signal and not ended else ""

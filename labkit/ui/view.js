@@ -169,7 +169,8 @@ function viewOf(model, carrier, el) {
   };
 }
 
-// A page that is reloaded makes a run's two models one after the other; after two seconds `get_model` gives up.
+// A page that is reloaded makes a run's two models one after the other; after two seconds `get_model` gives up. It is
+// asked for two minutes.
 async function carrierOf(model) {
   for (let tries = 60; ; tries--) {
     try {

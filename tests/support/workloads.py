@@ -156,7 +156,7 @@ def log_once(worker):
 
 
 def slow_steps(worker, seconds):
-    """Steps of which rank 1 sleeps through some: rank 0 logs before it, rank 1 after it, then they meet.
+    """Take steps, in some of which rank 1 sleeps: rank 0 logs before that, rank 1 after it, then they meet.
 
     Return the steps logged.
     """

@@ -29,7 +29,10 @@ from labkit.rank.device import is_nccl
 
 
 def _meeting_place() -> list[str | None]:
-    """Return what `env://` reads: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization."""
+    """Return what `env://` reads.
+
+    See https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
+    """
     return [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
 
 
