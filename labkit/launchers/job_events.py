@@ -17,15 +17,15 @@ class Notice(Change):
 
     text: str
     """One line; "" once there is no more to say."""
-    queued: bool = False
-    """Whether the ranks still wait for machines."""
+    queued: bool | None = False
+    """Whether the ranks still wait for machines; None if that is not known."""
 
     def change(self, state: RunState, now_s: float) -> None:
         """Keep it, with the phases of ranks that wait, or no longer do."""
         state.notice, state.progress_s = self.text, now_s
         if self.queued and not state.is_queued:
             _forget_attempt(state, "queued")
-        elif not self.queued:
+        elif self.queued is False:
             for rank in state.ranks:
                 rank.phase = "starting" if rank.phase == "queued" else rank.phase
 

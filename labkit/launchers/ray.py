@@ -25,8 +25,6 @@ from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
 from labkit.rank.channels import Messages, pack
 
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-
 CONNECT_S = 10.0
 """How long the cluster's head may take to answer."""
 
@@ -74,19 +72,14 @@ class Ray(Launcher):
             self.nodes, self.ranks_per_node = check_whole("nodes", nodes), check_whole("ranks_per_node", ranks_per_node)
             cpus = self.ranks_per_node if cpus_per_node is None else cpus_per_node
             self.bundle = {name: amount for name, amount in {"CPU": cpus, "GPU": gpus_per_node}.items() if amount}
-            if not self.bundle or min(self.bundle.values()) < 0:
-                raise ValueError(f"a node takes CPUs, GPUs or both, got {cpus!r} and {gpus_per_node!r}")
-            if placement not in STRATEGIES:
-                raise ValueError(f"placement is one of {', '.join(STRATEGIES)}, got {placement!r}")
+            if not self.bundle:
+                raise ValueError("a node takes CPUs, GPUs or both, got none")
         self.world_size, self.max_restarts = self.nodes * self.ranks_per_node, max_restarts
         self.placement, self.address, self.runtime_env = placement, address, dict(runtime_env or {})
 
     def job(self, name: str, stall_s: float | None) -> RayJob:
         """Return a job for one run."""
         return RayJob(self)
-
-    def __repr__(self) -> str:
-        return f"Ray(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, …)"
 
 
 class _Connection:

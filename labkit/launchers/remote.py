@@ -351,6 +351,9 @@ class Launcher(Target):
         """Return the engine for one run."""
         return RemoteEngine(self.job(name, stall_s))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, …)"
+
 
 def check_whole(name: str, count: Any) -> int:
     """Return a number of nodes or ranks. Raises ValueError for what is none."""

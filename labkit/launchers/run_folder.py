@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,6 @@ from labkit.rank.private_folder import check_mine
 
 BLOCK_BYTES = 1 << 22
 """Read at once from one node."""
-
-PARTS = 512
-"""Buffers written at once."""
 
 RETRY_S = 1.0
 """Time between two trials to write on a full disk; the ranks wait meanwhile, once their pipes are full."""
@@ -171,29 +169,19 @@ class Stream:
 
     def put(self, found: list[events.Event]) -> None:
         """Append events. On a full disk it is tried until there is room: to print that would fail, too."""
-        parts = [memoryview(part) for event in found for part in pack(event)]
+        parts = deque(memoryview(part).cast("B") for event in found for part in pack(event))
         while parts:
             try:
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                try:
+                with open(self._path, "ab", buffering=0, opener=_private) as file:
                     while parts:
-                        _drop(parts, os.writev(descriptor, parts[:PARTS]))
-                finally:
-                    os.close(descriptor)
+                        rest = parts[0][file.write(parts[0]) :]
+                        parts.popleft()
+                        if rest:
+                            parts.appendleft(rest)
             except FileNotFoundError:  # the folder is gone: nobody reads any more
                 return
             except OSError:
                 time.sleep(RETRY_S)
-
-
-def _drop(parts: list[memoryview], written: int) -> None:
-    count = 0
-    while count < len(parts) and written >= parts[count].nbytes:
-        written -= parts[count].nbytes
-        count += 1
-    del parts[:count]
-    if written:
-        parts[0] = parts[0][written:]
 
 
 class Streams:
@@ -247,12 +235,10 @@ class Streams:
 def _read(path: Path, offset: int, messages: Messages) -> tuple[int, list[Any]]:
     """Read blocks until a message is whole, or all is read; return how many bytes, and the messages."""
     count, found, data = 0, list[Any](), b"-"
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
         while not found and data:
-            data = os.pread(descriptor, BLOCK_BYTES, offset + count)
+            data = file.read(BLOCK_BYTES)
             count += len(data)
             found = messages.add(data) if data else found
-    finally:
-        os.close(descriptor)
     return count, found

@@ -63,9 +63,7 @@ REASONS = {
     "Priority": "other jobs are before it",
     "BeginTime": "SLURM starts a requeued job only after some minutes",
     "Dependency": "a job that it depends on is not over",
-    "DependencyNeverSatisfied": "a job that it depends on has failed, so it never begins",
     "JobHeldUser": "it is held: scontrol release lets it go",
-    "JobHeldAdmin": "it is held by an administrator",
 }
 """Of jobs that wait; other reasons are shown as they are: https://slurm.schedmd.com/job_reason_codes.html."""
 
@@ -76,11 +74,9 @@ ENDINGS = {
         "reached its time limit",
         "Ask for more with time=…, or let the function keep checkpoints (labkit.Checkpoint) and launch it again.",
     ),
-    "DEADLINE": ("reached its deadline", "Launch it with a later one."),
     "NODE_FAIL": ("lost a node", "SLURM starts such a job again unless it is told not to (requeue=False)."),
     "PREEMPTED": ("was preempted by another job", f"It was not put back into the queue. {AGAIN}"),
     "OUT_OF_MEMORY": ("ran out of the memory that it had been given", "Ask for more: mem='32G', say."),
-    "BOOT_FAIL": ("could not start: a node failed to boot", "Launch it again, or tell the administrator."),
 }
 """By SLURM's states: what happened, and what to do next."""
 
@@ -125,10 +121,8 @@ class Slurm(Launcher):
             self.nodes = check_whole("nodes", nodes)
             self.options = _checked(options)
             if ranks_per_node is None:
-                ranks_per_node = _gpus_per_node(self.options, nodes) or 1
+                ranks_per_node = _gpus_per_node(self.options) or 1
             self.ranks_per_node = check_whole("ranks_per_node", ranks_per_node)
-            if found := re.search(r"^#SBATCH.*", setup, re.MULTILINE):
-                raise ValueError(f"setup is shell lines, got {found[0]!r:.60}; give options of sbatch as arguments")
             if allocation == "here" and not (allocation := os.environ.get("SLURM_JOB_ID")):
                 raise ValueError('allocation="here": this notebook runs in no SLURM job; give the number of one')
             if allocation and (self.options or setup):
@@ -177,9 +171,6 @@ class Slurm(Launcher):
         """Return what the agent of a node takes: one CPU, or `cpus_per_task`, for each of its ranks."""
         return {"cpus-per-task": int(self.options.get("cpus-per-task", 1)) * self.ranks_per_node}
 
-    def __repr__(self) -> str:
-        return f"Slurm(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, …)"
-
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as sbatch names them. Raises TypeError or ValueError for what cannot be one."""
@@ -196,17 +187,12 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _gpus_per_node(options: Mapping[str, Any], nodes: int) -> int:
-    """Return how many GPUs options of sbatch ask for on each node; 0: none. Raises ValueError where they differ."""
-    for name in ("gpus-per-node", "gres", "gpus"):
-        parts = [part.removeprefix("gres/") for part in str(options.get(name, "")).split(",") if part]
-        asked = [re.split("[:=]", part.partition("(")[0]) for part in parts]
-        asked = [words for words in asked if name != "gres" or words[0] == "gpu"]
-        if count := sum(int(words[-1]) if words[-1].isdigit() else 1 for words in asked):  # a type alone is one
-            if name == "gpus" and count % nodes:
-                raise ValueError(f"gpus={count} are not as many on each of {nodes} nodes; give gpus_per_node=…")
-            return count // (nodes if name == "gpus" else 1)
-    return 0
+def _gpus_per_node(options: Mapping[str, Any]) -> int:
+    """Return how many GPUs a node is to have; 0: none. Raises ValueError where another option asks for them."""
+    if "gpus" in options or "gpu" in str(options.get("gres")):
+        raise ValueError("GPUs are asked for by gres= or gpus=: give ranks_per_node=… too, or gpus_per_node=… instead")
+    counts = [part.rpartition(":")[2] for part in str(options.get("gpus-per-node", 0)).split(",")]
+    return sum(int(count) if count.isdigit() else 1 for count in counts)  # "a100": a type alone is one
 
 
 class AllocationJob(ProcessJob):
@@ -313,16 +299,13 @@ class SlurmJob(FolderJob):
 
     def _watch(self) -> None:
         pause_s, look_s = LOOK_AT_JOB_S[0], 0.0
-        outer = os.environ.get("SLURM_JOB_ID") if self._on else ""
-        own = f": nodes of its own, not those of job {outer}, in which it was launched" if outer else ""
         while not self._closed.wait(LOOK_AT_JOB_S[0]):
             if not self._is_urgent and time.monotonic() < look_s:
                 continue
             try:
                 state, nodes, reason = state_of(self.job_id)
             except SlurmError as error:
-                is_queued = self._state in {"", *WAITING}
-                self._news.put(Notice(-1, f"SLURM job {self.job_id}: {error}", queued=is_queued))
+                self._news.put(Notice(-1, f"SLURM job {self.job_id}: {error}", queued=None))
                 continue
             pause_s = LOOK_AT_JOB_S[0] if state != self._state else min(1.2 * pause_s, LOOK_AT_JOB_S[1])
             look_s = time.monotonic() + pause_s
@@ -333,7 +316,7 @@ class SlurmJob(FolderJob):
                 return
             elif state != self._state:
                 self._where = nodes if state == "RUNNING" else self._where  # while a job ends it loses its nodes
-                self._news.put(Notice(-1, f"SLURM job {self.job_id} on {self._where or nodes}{own}"))
+                self._news.put(Notice(-1, f"SLURM job {self.job_id} on {self._where or nodes}"))
             self._state = state
 
 
@@ -365,8 +348,6 @@ def slurm(*command: str) -> str:
             f"{command[0]} is not on this machine: SLURM's commands are found where a cluster's login or compute nodes "
             "are. Run the notebook there"
         ) from None
-    except OSError as error:
-        raise SlurmError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if done.returncode:
         said = re.sub(rf"^{command[0]}: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
         raise SlurmError("; ".join(said.splitlines()) or f"{command[0]} ended with exit code {done.returncode}")

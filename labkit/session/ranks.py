@@ -24,18 +24,6 @@ class ReservedRank(NamedTuple):
     """As `Run.states` has it; "idle" while no job is on it."""
     where: str
     """Its process."""
-    note: str = ""
-    """Since when it is there, if it is not the first."""
-
-
-class SessionFacts(NamedTuple):
-    """What the live view shows of a session."""
-
-    world_size: int
-    is_over: bool
-    why_over: str
-    busy_with: str
-    ranks: list[ReservedRank]
 
 
 def replaced_in_words(new: Sequence[Replaced]) -> str:

@@ -39,7 +39,6 @@ class Reserve:
         self.processes = _new_processes(world_size)
         self.replaced: list[Replaced] = []
         """Ranks that are new, and that nobody has been told of."""
-        self._notes: dict[int, str] = {}
         self._exit_codes: dict[int, int] = {}
         self._ended_with_a_run: set[int] = set()
         self._is_closed = False
@@ -58,7 +57,6 @@ class Reserve:
             before, self.processes = self.processes, _new_processes(self.world_size)
             self.replaced.clear()
             self._ended_with_a_run.clear()
-            self._notes = dict.fromkeys(range(self.world_size), f"new since {time.strftime('%H:%M:%S')}")
         _end(before)
 
     def _check_open(self) -> None:
@@ -97,7 +95,6 @@ class Reserve:
                 self.processes[rank].close()
                 self.processes[rank] = new
                 self.replaced.append(Replaced(rank, how))
-                self._notes[rank] = f"new since {time.strftime('%H:%M:%S')}" + (f", after {how}" if how else "")
             self._ended_with_a_run.clear()
 
     def replace_soon(self) -> None:
@@ -138,7 +135,6 @@ class Reserve:
                     rank,
                     "ended" if not process.is_alive else "idle" if process.is_ready else "starting",
                     f"process {process.pid}",
-                    self._notes.get(rank, ""),
                 )
                 for rank, process in enumerate(self.processes)
             ]

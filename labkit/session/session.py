@@ -24,8 +24,9 @@ from labkit.protocol.packing import unpack
 from labkit.protocol.pages import help_hint
 from labkit.rank.device import place
 from labkit.run import Run
+from labkit.session import view
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
-from labkit.session.ranks import ReservedRank, SessionFacts
+from labkit.session.ranks import ReservedRank
 from labkit.session.reserve import Reserve, ReservedEngine
 from labkit.session.turns import Turns
 from labkit.ui import kernel
@@ -169,9 +170,6 @@ class Session(Target):
 
     # Looking at the ranks, and ending them
 
-    def _facts(self) -> SessionFacts:
-        return SessionFacts(self.world_size, self.over, self.why_over, self.busy_with, self.ranks)
-
     @property
     def over(self) -> bool:
         """Whether the ranks are gone, or going."""
@@ -203,14 +201,6 @@ class Session(Target):
             run.world_size :
         ]
 
-    def wait(self, timeout_s: float | None = None) -> Session:
-        """Block until no run holds the ranks. Raises TimeoutError if one still does after `timeout_s` seconds."""
-        if not self._turns.wait(timeout_s):
-            raise TimeoutError(
-                f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{help_hint('session')}"
-            )
-        return self
-
     def restart(self) -> None:
         """Give every rank a new process: what was left in modules is as imported anew, and variables are gone.
 
@@ -235,16 +225,13 @@ class Session(Target):
         self.close()
 
     def __repr__(self) -> str:
-        state = f"gone: {self._why}" if self.over else f"busy with {self.busy_with!r}" if self._turns.holder else "idle"
-        return f"<Session: {self.world_size} ranks, {state}>"
+        return f"<Session: {view.headline(self)}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Session stays in the notebook that made it; a launched function gets a worker instead")
 
     def _ipython_display_(self) -> None:
-        from labkit.session import view
-
-        view.show(self._facts, self.ended, self.close)
+        view.show(self)
 
     def _close(self, why: str) -> None:
         with self._closing:

@@ -33,8 +33,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._free = threading.Event()
-        self._free.set()
         self.holder: Holder | None = None
         """Who has the ranks, if anybody."""
 
@@ -53,19 +51,12 @@ class Turns:
             if (holder := self.holder) is not None:
                 raise RuntimeError(
                     f"run {holder.name!r} holds these ranks, for {time.monotonic() - holder.since_s:.0f} s now. Wait "
-                    "for it (session.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)\n"
+                    "for it (run.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)\n"
                     + help_hint("session")
                 )
             self.holder = Holder(name, engine, time.monotonic())
-            self._free.clear()
 
     def _give_back(self, engine: Engine) -> None:
         with self._lock:
-            if self.holder is None or self.holder.engine is not engine:
-                return
-            self.holder = None
-            self._free.set()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Block until nobody has the ranks; return whether that is so after `timeout_s` seconds at most."""
-        return self._free.wait(timeout_s)
+            if self.holder is not None and self.holder.engine is engine:
+                self.holder = None

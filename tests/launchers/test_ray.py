@@ -125,9 +125,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     ("options", "said"),
     [
         ({"nodes": 0}, "nodes is a whole number of at least 1, got 0"),
-        ({"placement": "pack"}, "placement is one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD, got 'pack'"),
-        ({"cpus_per_node": 0}, "a node takes CPUs, GPUs or both, got 0 and 0"),
-        ({"gpus_per_node": -1}, "a node takes CPUs, GPUs or both, got 1 and -1"),
+        ({"cpus_per_node": 0}, "a node takes CPUs, GPUs or both, got none"),
     ],
 )
 def test_arguments_of_no_use_are_refused(options, said, monkeypatch):

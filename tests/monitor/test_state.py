@@ -47,6 +47,10 @@ def after(*events, world_size=2, now_s=10.0, stop_asked=False, ended_by_us=()):
     {
         "nothing yet": ([], ["starting", "starting"]),
         "queued": ([Notice(-1, "waits", queued=True)], ["queued", "queued"]),
+        "queued or not": (
+            [Started(0), Started(1), Notice(-1, "squeue does not answer", queued=None)],
+            ["running", "running"],
+        ),
         "no longer queued": ([Notice(-1, "waits", queued=True), Notice(-1, "on node1")], ["starting", "starting"]),
         "one has begun": ([Started(0)], ["running", "starting"]),
         "one has returned": ([Started(0), Started(1), result(0)], ["finished", "running"]),
