@@ -170,7 +170,8 @@ class Comparison:
     def _launch(self, functions: Mapping[str, Callable[..., Any]], live: bool) -> None:
         """Launch one after the other. An interrupt stops the run, and the rest, and is raised at the end.
 
-        Nothing is drawn while a function runs: that would be another program beside the steps that are timed.
+        While a function runs its curves alone are drawn, once a second: more would be another program beside the steps
+        that are timed.
         """
         picker = Picker(self) if live and kernel.is_interactive() else None
         self._shown_in = kernel.this_execution() if picker is not None else self._shown_in
@@ -186,10 +187,9 @@ class Comparison:
                 options |= {"kwargs": self._parameters, "trace": plan, "name": title, "live": False, "wait": False}
                 run = launch(function, **options)
                 self._put({title: run})
-                if picker is not None:
-                    picker.say()
                 try:
-                    run.wait()
+                    with contextlib.nullcontext() if picker is None else picker.showing(run):
+                        run.wait()
                 except RunInterrupted as error:
                     interrupted = error
                 except WorkerFailed:

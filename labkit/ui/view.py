@@ -192,20 +192,28 @@ class LiveView(Watcher):
                 self._drawn = now, shown
 
     def _is_heard(self) -> bool:
-        """Return whether a click is heard before the cell has ended."""
-        is_new = time.monotonic() < self._began_s + SUBSHELL_S
-        has_a_way = kernel.has_subshells() and (is_new or kernel.has_been_given_a_subshell())
-        return has_a_way or not self._holds_the_cell
+        return not self._holds_the_cell or is_heard(self._began_s)
 
     def _clicked(self, _: Any, content: Any, __: Any) -> None:
-        """Stop the run, or end it: as the button said when it was clicked, so that a double click does not end it."""
-        if content == {"clicked": "Stop"} and not self._run.stopping:
-            self._run.ask_to_stop()
-        elif content == {"clicked": "End now"}:
-            self._run.ask_to_stop(grace_s=0)
-        else:
-            return
-        self._attempt(self._draw)
+        if clicked(self._run, content):
+            self._attempt(self._draw)
+
+
+def is_heard(began_s: float) -> bool:
+    """Return whether a click is heard before the cell has ended; the widget was shown at `began_s`, monotonic."""
+    is_new = time.monotonic() < began_s + SUBSHELL_S
+    return kernel.has_subshells() and (is_new or kernel.has_been_given_a_subshell())
+
+
+def clicked(run: RunRecord, content: Any) -> bool:
+    """Stop the run, or end it: as the button said when it was clicked, so that a double click does not end it."""
+    if content == {"clicked": "Stop"} and not run.stopping:
+        run.ask_to_stop()
+    elif content == {"clicked": "End now"}:
+        run.ask_to_stop(grace_s=0)
+    else:
+        return False
+    return True
 
 
 EMPTY: dict[str, Any] = {

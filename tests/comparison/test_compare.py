@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 
@@ -17,7 +19,7 @@ from labkit.steps.record import StepRecord
 from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY
 from tests.comparison.test_comparison import log, run_of
-from tests.conftest import shared_session
+from tests.conftest import LONG_S, shared_session, wait_until
 from tests.ui.test_explore import Output
 
 SIZES = (30, 40, 5)
@@ -167,6 +169,9 @@ def the_picker_draws_what_is_ticked(compared):
         def colors():
             return {t["name"]: t["line"]["color"] for t in drawn()["loss: mean over ranks"]["data"]}
 
+        with picker.showing(compared.runs["one"]):
+            wait_until(lambda: json.loads(picker._live._carrier.value)["name"] == "one", LONG_S)
+        assert json.loads(picker._live._carrier.value)["name"] == "", "taken away again"
         picker.draw()
         before = colors()
         assert len(drawn()) == 4
@@ -255,14 +260,19 @@ def test_buffers_are_those_of_any_rank(monkeypatch):
     assert compared.frame()["buffers off by"].tolist() == [0, 2]
 
 
-def test_nothing_is_drawn_while_a_function_runs(monkeypatch):
-    """It would be another program beside the steps that are timed."""
+def test_no_pictures_are_drawn_while_a_function_runs(monkeypatch):
+    """They would be another program beside the steps that are timed."""
     order = []
     monkeypatch.setattr(kernel, "is_interactive", lambda: True)
 
     class Told:
         def __init__(self, comparison):
-            self.say, self.draw = lambda: order.append("says"), lambda: order.append("draws")
+            self.draw = lambda: order.append("draws")
+
+        @contextlib.contextmanager
+        def showing(self, run):
+            order.append("shows")
+            yield
 
     def launched(function, **options):
         run = run_of(log(0, [1], loss=[1.0]), world_size=1)
@@ -272,7 +282,7 @@ def test_nothing_is_drawn_while_a_function_runs(monkeypatch):
     monkeypatch.setattr("labkit.comparison.compare.Picker", Told)
     monkeypatch.setattr("labkit.comparison.compare.launch", launched)
     Comparison(on=object()).add(one=ddp, two=ddp, steps=3, world_size=1)
-    assert order == ["says", "runs", "draws"] * 2
+    assert order == ["shows", "runs", "draws"] * 2
 
 
 def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
