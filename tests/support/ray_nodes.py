@@ -67,6 +67,15 @@ AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_lis
 on a busy machine they take longer to start: https://github.com/ray-project/ray/issues/65983."""
 
 
+def _python(folder: Path) -> str:
+    """Return this Python by a path without spaces: where there is a `runtime_env`, a shell starts Ray's workers, and
+    Ray quotes nothing."""
+    if " " not in sys.executable:
+        return sys.executable
+    (folder / "env").symlink_to(sys.prefix)
+    return str(folder / "env" / Path(sys.executable).relative_to(sys.prefix))
+
+
 class RayNodes:
     """Nodes by number, from 0, which is the head."""
 
@@ -78,7 +87,7 @@ class RayNodes:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ray_nodes", str(folder)],
+            [_python(folder), "-m", "tests.support.ray_nodes", str(folder)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
