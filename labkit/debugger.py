@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
 from typing import Any
 
 from labkit.monitor.observers import RunObserver
@@ -23,16 +21,16 @@ class Debugger(RunObserver):
 
     title = "debugger"
 
-    def __init__(self, function: Callable[..., Any] | None, wait: bool) -> None:
-        """Take what is launched, and whether somebody waits for the run."""
-        self._function, self._waits = function, wait and threading.current_thread() is threading.main_thread()
+    def __init__(self, wait: bool) -> None:
+        """Take whether somebody waits for the run."""
+        self._waits = wait and threading.current_thread() is threading.main_thread()
         self._changed = threading.Condition()
         self._asking: dict[int, str] = {}
         self._current: int | None = None
 
     def begin(self, job: Job) -> Job:
         """Return the job with what its ranks need to ask, or to say why nobody can answer."""
-        return job.with_hook(Prompt(self._why_nobody(), may_stop(self._function)))
+        return job.with_hook(Prompt(self._why_nobody()))
 
     def _why_nobody(self) -> str:
         if not self.run.engine.sends_words:
@@ -84,24 +82,3 @@ class Debugger(RunObserver):
             if not self._asking:
                 self.run.paused_by.discard(self)
         self.run.engine.say(rank, LINE + line)
-
-
-def may_stop(function: Any) -> bool:
-    """Whether a function, or one of the same notebook that it names, calls `breakpoint` or `set_trace`."""
-    todo, seen = [function], set[int]()
-    while todo:
-        each = todo.pop()
-        if isinstance(each, FunctionType) and id(each) not in seen:
-            seen.add(id(each))
-            names = set(_names(each.__code__))
-            if names & {"breakpoint", "set_trace"}:
-                return True
-            todo += [each.__globals__.get(name) for name in names]
-    return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)

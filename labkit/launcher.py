@@ -134,7 +134,7 @@ def launch(
         watches_nan=watch == "nan",
         takes_worker=takes_worker(fn, args, kwargs),
     )
-    observers: list[RunObserver] = [Debugger(fn, wait), *([] if trace is None else [TraceObserver(trace)])]
+    observers: list[RunObserver] = [Debugger(wait), *([] if trace is None else [TraceObserver(trace)])]
     name = printable(name or name_of(fn))
     engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
     run = Run(engine, world_size, name, stall_s, observers)

@@ -6,39 +6,30 @@ import builtins
 import contextlib
 import getpass
 import os
+import pdb
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from torch.distributed import distributed_c10d
+from typing import Any, NoReturn
 
 from labkit.protocol.events import Asks
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pages import help_hint
 from labkit.protocol.source import place_of
 from labkit.protocol.text import printable
-from labkit.rank import process_group
 from labkit.rank.channels import Channel
 from labkit.rank.stop_agreement import Stopped
 
-if TYPE_CHECKING:
-    import pdb  # not in every rank: it takes 15 ms
-
 LINE = "debugging line "
 """Begins a word to a rank: what follows was typed for it."""
-
-HELD = timedelta(days=1)
-"""How long the other ranks' collectives wait for one that is at a prompt."""
 
 
 class Prompt(RankHook):
     """A rank's debugger, and the lines typed for it."""
 
-    def __init__(self, why_nobody: str, may_stop: bool) -> None:
-        self._why_nobody, self._may_stop = why_nobody, may_stop
-        """Why nobody can answer, "" if somebody can; and whether the function is seen to call `breakpoint`."""
+    def __init__(self, why_nobody: str) -> None:
+        self._why_nobody = why_nobody
+        """Why nobody can answer; "" if somebody can."""
 
     @contextlib.contextmanager
     def around(self, job: Job, channel: Channel) -> Iterator[None]:
@@ -46,17 +37,8 @@ class Prompt(RankHook):
         self._cells, self._channel, self._written = job.cells, channel, ""
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._debugger: pdb.Pdb | None = None
-        # The other ranks wait in a collective, and a collective keeps the limit with which it was called: so the limit
-        # is to be long from the start. A longer one in every run would have one that hangs at night hang till morning.
-        if self._may_stop and not self._why_nobody and job.pg_timeout_s is None:
-            for group in list(distributed_c10d._world.pg_map):
-                process_group.set_timeout(HELD, group)
-        instead: dict[tuple[Any, str], Any] = {(sys, "breakpointhook"): self._stop}
+        instead: dict[tuple[Any, str], Any] = {(sys, "breakpointhook"): self._stop, (pdb, "set_trace"): self._stop}
         instead |= {(builtins, "input"): _no_input, (getpass, "getpass"): _no_input}
-        if self._may_stop:
-            import pdb
-
-            instead[pdb, "set_trace"] = self._stop
         before = [(owner, name, getattr(owner, name)) for owner, name in instead]
         tracer = sys.gettrace()
         try:
@@ -88,8 +70,6 @@ class Prompt(RankHook):
                 + help_hint("nobody_answers")
             )
         if self._debugger is None:
-            import pdb
-
             stream: Any = self
             skip = ["labkit.*", "contextlib"]  # what calls the function
             self._debugger = pdb.Pdb(stdin=stream, stdout=stream, skip=skip, nosigint=True, readrc=False)

@@ -169,7 +169,7 @@ class CellRuns:
             unused_gpus=self._placement.unused,
             pg_timeout_s=pg_timeout_s,
         )
-        run = Run(engine, self._world_size, title, stall_s, [Debugger(None, wait=True)])
+        run = Run(engine, self._world_size, title, stall_s, [Debugger(wait=True)])
         run.start(job)
         return run
 

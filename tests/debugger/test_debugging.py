@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.debugger import Debugger, may_stop
-from labkit.rank.debugging import HELD
+from labkit.debugger import Debugger
 from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session
 from tests.ui.test_kernel import Notebook
@@ -66,17 +65,13 @@ def person(monkeypatch):
     return types
 
 
-def timeout():
-    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-
-
 def train(worker):
     x = torch.ones(1) * worker.rank
     for _ in range(2):
         breakpoint()
         dist.all_reduce(x)
         worker.log(x=x.item())
-    return x.item(), timeout()
+    return x.item()
 
 
 # At the prompt
@@ -86,7 +81,7 @@ def train(worker):
 def test_one_rank_after_the_other_is_asked_and_answers_under_the_cell(reserved, person, capsys):
     somebody = person("p x", "x = x + 40", "c", "p x", "next", "c")
     run = labkit.launch(train, on=reserved, live=False)
-    assert run.results == [(82.0, HELD)] * 2, "(0 + 40 + 1) * 2"
+    assert run.results == [82.0] * 2, "(0 + 40 + 1) * 2"
     first, second = ["(rank 0) "] * 3, ["(rank 1) "] * 3
     assert somebody.prompts[:6] in (first + second, second + first), "whichever got there first"
     printed = capsys.readouterr().out
@@ -167,55 +162,6 @@ def test_a_rank_that_dies_while_another_is_at_a_prompt_is_the_one_that_failed(pe
     assert failure.value.rank == 1
 
 
-# Time limits
-
-
-def asked_of(worker, pg_timeout_s=None):
-    """Has a docstring about a breakpoint."""
-    lr_breakpoints = [1, 2]
-    return timeout().total_seconds(), lr_breakpoints
-
-
-def helper():
-    breakpoint()
-
-
-def by_a_helper(worker):
-    def inner():
-        helper()
-
-    return inner
-
-
-@pytest.mark.parametrize(
-    ("function", "stops"),
-    [
-        (train, True),
-        (by_a_helper, True),
-        (by_pdb, True),
-        (asked_of, False),
-        (traced, False),
-        (None, False),
-        (len, False),
-    ],
-)
-def test_a_function_may_stop_if_it_or_one_that_it_names_calls_breakpoint(function, stops):
-    assert may_stop(function) is stops
-
-
-def stops_with_a_limit_of_its_own(worker):
-    breakpoint()
-    return timeout().total_seconds()
-
-
-@pytest.mark.spawns
-def test_a_time_limit_that_somebody_has_set_or_a_function_that_does_not_stop_keeps_its_own(reserved, person):
-    person()
-    run = labkit.launch(stops_with_a_limit_of_its_own, on=reserved, live=False, pg_timeout_s=77)
-    assert run.results == [77.0, 77.0]
-    assert labkit.launch(asked_of, on=reserved, live=False).results == [(1800.0, [1, 2])] * 2
-
-
 # Where nobody can answer
 
 
@@ -234,7 +180,7 @@ def test_who_answers_or_why_nobody_can(monkeypatch, front_end, terminal, wait, e
     monkeypatch.setattr(kernel, "has_kernel", lambda: front_end != "none")
     monkeypatch.setattr(kernel, "is_interactive", lambda: front_end == "watched")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: terminal))
-    debugger = Debugger(train, wait)
+    debugger = Debugger(wait)
     debugger.run = SimpleNamespace(engine=SimpleNamespace(sends_words=True))
     assert debugger._why_nobody().startswith(expected)
     assert bool(debugger._why_nobody()) == bool(expected)
