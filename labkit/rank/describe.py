@@ -12,8 +12,8 @@ is done in a thread of its own, which is left behind after `LIMIT_S`: a GPU may 
 
 from __future__ import annotations
 
+import contextlib
 import re
-import sys
 import threading
 from collections.abc import Container, Iterable
 from itertools import islice
@@ -32,7 +32,8 @@ LIMIT_S = 0.25
 FRAMES, VARIABLES, CHARACTERS, ELEMENTS, DEPTH = 10, 40, 200, 8, 3
 """At most: frames, variables of each, characters of a description, elements of a container, containers in it."""
 
-SHOWN_AS_WRITTEN = (bool, float, complex, type(None), range, slice, torch.Size, torch.dtype, torch.device, Worker)
+PLAIN = (int, float, complex, bool, type(None))
+SHOWN_AS_WRITTEN = (*PLAIN, range, slice, torch.Size, torch.dtype, torch.device, Worker)
 SECRET = re.compile(
     r"(api|access|private|secret|signing|account)_?key|passw|passphrase|pwd|secret|credential|bearer|cookie"
     r"|token$",
@@ -41,7 +42,6 @@ SECRET = re.compile(
 """Names whose values are left out of reports. A secret elsewhere, in a URL say, is shown: it is your own report."""
 
 LEFT_OUT = "left out: its name is a secret's"
-PLAIN = (int, float, complex, bool, type(None))
 UNINTERESTING = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 Variables = tuple[tuple[str, str], ...]
@@ -58,27 +58,18 @@ def of_frames(frames: Iterable[FrameType], cells: Container[str]) -> list[Variab
 
     def describe_all() -> None:
         for index in mine:
-            found[index] = tuple(_described(given[index].f_locals))
+            shown = [
+                (name, value)
+                for name, value in given[index].f_locals.items()
+                if not (name.startswith("__") or issubclass(type(value), UNINTERESTING))
+            ]
+            found[index] = tuple((name, named(name, value)) for name, value in shown[:VARIABLES])
 
     thread = threading.Thread(target=describe_all, name="labkit-variables", daemon=True)
-    try:
+    with contextlib.suppress(RuntimeError):  # there can be no more threads: that may be why the rank has failed
         thread.start()
         thread.join(LIMIT_S)
-    except RuntimeError:  # there can be no more threads: that may be why the rank has failed
-        return found
     return list(found)
-
-
-def _described(values: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    shown = [
-        (name, value)
-        for name, value in values.items()
-        if not (name.startswith("__") or name == "_" or issubclass(type(value), UNINTERESTING))
-    ]
-    for name, value in shown[:VARIABLES]:
-        yield name, named(name, value)
-    if len(shown) > VARIABLES:
-        yield "…", f"{len(shown) - VARIABLES} more"
 
 
 def named(name: str, value: Any) -> str:
@@ -91,14 +82,8 @@ def named(name: str, value: Any) -> str:
 
 
 def _named(name: Any, value: Any, depth: int) -> str:
-    if (
-        type(name) is str
-        and SECRET.search(name)
-        and type(value) not in PLAIN
-        and not issubclass(type(value), torch.Tensor)
-    ):
-        return LEFT_OUT
-    return describe(value, depth)
+    is_secret = type(name) is str and SECRET.search(name) and not issubclass(type(value), (*PLAIN, torch.Tensor))
+    return LEFT_OUT if is_secret else describe(value, depth)
 
 
 def describe(value: Any, depth: int = 0) -> str:
@@ -106,27 +91,16 @@ def describe(value: Any, depth: int = 0) -> str:
     kind = type(value)
     if kind in SHOWN_AS_WRITTEN:
         return repr(value)
-    if kind is int:
-        return repr(value) if value.bit_length() < 200 else f"an int of {value.bit_length()} bits"
-    if kind is str:
-        return _text(value)
-    if kind in (bytes, bytearray):
-        return f"{kind.__name__} of length {len(value)}"
+    if kind in (str, bytes):
+        return repr(value[:100]) + (f"… ({len(value):,} characters)" if len(value) > 100 else "")
     if issubclass(kind, torch.Tensor):
         return _tensor(value)
     if kind in (list, tuple, set, frozenset, dict):
         return _container(value, kind, depth)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        if kind is numpy.ndarray:
-            return _array(value)
-        if issubclass(kind, numpy.generic) and kind.__module__ == "numpy":
-            return repr(value.item()) if value.nbytes <= 16 else kind.__name__
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        what = f"array {value.dtype} {list(value.shape)}"
+        return what + (_statistics(torch.from_numpy(value.copy())) if value.dtype.kind in "biuf" else "")
     return _object(value, kind, depth)
-
-
-def _text(value: str) -> str:
-    text = repr(value[:100])
-    return text if len(value) <= 100 else f"{text}… ({len(value):,} characters)"
 
 
 def _container(value: Any, kind: type, depth: int) -> str:
@@ -144,37 +118,18 @@ def _container(value: Any, kind: type, depth: int) -> str:
 
 
 def _object(value: Any, kind: type, depth: int) -> str:
-    name = type.__getattribute__(kind, "__name__")
-    if depth >= DEPTH:
-        return name
-    own = vars(kind)
+    """Name a value's type; show the fields of a dataclass or a named tuple."""
+    name, own = type.__getattribute__(kind, "__name__"), vars(kind)
     if issubclass(kind, tuple) and type(own.get("_fields")) is tuple:
-        fields = list(zip(own["_fields"], tuple.__iter__(value), strict=False))
-    elif "__dataclass_fields__" in own:
-        there = object.__getattribute__(value, "__dict__") if "__slots__" not in own else {}
-        fields = [(field, there[field]) for field in own["__dataclass_fields__"] if field in there]
-    elif issubclass(kind, torch.nn.Module):
-        return f"{name}, {_parameters(value):,} parameters"
+        fields = dict(zip(own["_fields"], tuple.__iter__(value), strict=False))
+    elif "__dataclass_fields__" in own and "__slots__" not in own:
+        fields = object.__getattribute__(value, "__dict__")
     else:
         return f"a {name}"
-    return f"{name}({', '.join(f'{field}={_named(field, part, depth + 1)}' for field, part in fields[:ELEMENTS])})"
-
-
-def _parameters(module: torch.nn.Module) -> int:
-    """Count a network's parameters, without calling its methods."""
-    seen: dict[int, int] = {}
-    left = [module]
-    while left:
-        there = object.__getattribute__(left.pop(), "__dict__")
-        seen |= {id(p): p.numel() for p in there.get("_parameters", {}).values() if p is not None}
-        left += [child for child in there.get("_modules", {}).values() if child is not None]
-    return sum(seen.values())
-
-
-def _array(value: Any) -> str:
-    if value.dtype.kind not in "biuf":
-        return f"array {value.dtype} {list(value.shape)}"
-    return f"array {value.dtype} {list(value.shape)}{_statistics(torch.from_numpy(value.copy()))}"
+    if depth >= DEPTH:
+        return name
+    parts = [f"{field}={_named(field, part, depth + 1)}" for field, part in islice(fields.items(), ELEMENTS)]
+    return f"{name}({', '.join(parts)})"
 
 
 def _tensor(value: torch.Tensor) -> str:
@@ -185,25 +140,22 @@ def _tensor(value: torch.Tensor) -> str:
     return where + _statistics(value.detach())
 
 
-@torch.no_grad()
 def _statistics(value: torch.Tensor) -> str:
     """Return ", min …, max …, mean …" of what is finite, the count of what is not; of few elements all of them."""
-    if not value.numel() or value.is_complex() or value.is_quantized:
+    if not value.numel() or value.is_complex():
         return ""
     if value.numel() <= ELEMENTS:
-        elements = ", ".join(
-            f"{each:.4g}" if value.is_floating_point() else str(each) for each in value.flatten().tolist()
-        )
-        return f": {elements}"
-    if value.dtype is torch.bool:
-        return f", {int(value.sum()):,} of {value.numel():,} True"
-    if not value.is_floating_point():
-        return f", min {int(value.min())}, max {int(value.max())}, mean {float(value.double().mean()):.4g}"
-    value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+        return f": {', '.join(map(_number, value.flatten().tolist()))}"
+    value = value.float() if value.element_size() < 4 else value  # of halves no mean can be taken, nor of bools
     nan, inf = int(value.isnan().sum()), int(value.isinf().sum())
     finite = value[value.isfinite()] if nan + inf else value
     parts = [f"{count:,} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count]
     if finite.numel():
         least, greatest = finite.aminmax()
-        parts.insert(0, f"min {float(least):.4g}, max {float(greatest):.4g}, mean {float(finite.mean()):.4g}")
+        mean = finite.mean(dtype=torch.double).item()
+        parts.insert(0, f"min {_number(least.item())}, max {_number(greatest.item())}, mean {mean:.4g}")
     return "".join(f", {part}" for part in parts)
+
+
+def _number(value: float | bool) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
