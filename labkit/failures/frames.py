@@ -10,7 +10,7 @@ from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 from labkit.protocol.modules import is_user_file
 from labkit.protocol.source import line_of, place_of
-from labkit.rank.capture_locals import KIND
+from labkit.rank.describe import KIND
 
 Described = Sequence[Sequence[tuple[str, str]]]
 """Of each frame of a failure, if it is the user's own: names and values of its variables, as text."""
@@ -75,7 +75,7 @@ def frames_of(
 ) -> Frames:
     """Return the user's frames of all failures, those of the rank `first` first.
 
-    `attached` is by rank: what `labkit.rank.capture_locals` has sent is in there.
+    `attached` is by rank: what `labkit.rank.describe` has sent is in there.
     """
     said: dict[int, Described] = {r: pickle.loads(by[KIND]) for r, by in enumerate(attached) if KIND in by}
     given = sorted((f for f in failures if f), key=lambda failure: (failure.rank != first, failure.time_s))

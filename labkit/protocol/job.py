@@ -28,7 +28,7 @@ class Surroundings(NamedTuple):
 
 
 class RankHook:
-    """What takes part in a job on a rank: `labkit.rank.hooks` lists those of every job, others are sent with theirs.
+    """What takes part in a job on a rank: `labkit.rank.main` lists those of every job, others are sent with theirs.
 
     Each method may be left as it is. `channel` is the rank's `labkit.rank.channels.Channel`.
     """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import traceback
 from collections.abc import Container, Iterable
 from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
@@ -22,9 +23,15 @@ from typing import Any
 
 import torch
 
+from labkit.protocol.job import Job, RankHook
 from labkit.protocol.modules import is_user_file
 from labkit.protocol.text import printable
+from labkit.rank import failure
+from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker
+
+KIND = "variables"
+"""What the notebook knows them by."""
 
 LIMIT_S = 0.25
 """Time to describe all variables of all frames. The notebook waits for reports of other ranks a little longer."""
@@ -45,6 +52,15 @@ LEFT_OUT = "left out: its name is a secret's"
 UNINTERESTING = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 Variables = tuple[tuple[str, str], ...]
+
+
+class CaptureLocals(RankHook):
+    """Sends the variables of the user's frames before a failure is reported."""
+
+    def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
+        """Send what the variables were, frame by frame, as `events.Failure` has the frames."""
+        frames = [frame for frame, _ in traceback.walk_tb(failure.below_own(error))]
+        channel.attach(KIND, of_frames(reversed(frames[-failure.FRAMES :]), job.cells))
 
 
 def of_frames(frames: Iterable[FrameType], cells: Container[str]) -> list[Variables]:

@@ -29,7 +29,6 @@ from labkit.rank import (
     descendants,
     failure,
     file_store,
-    hooks,
     notebook_main,
     process_group,
     reserved_group,
@@ -38,7 +37,10 @@ from labkit.rank import (
 )
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel
+from labkit.rank.describe import CaptureLocals
 from labkit.rank.log_batcher import LogBatcher
+from labkit.rank.report_collectives import ReportCollectives
+from labkit.rank.script_compat.reuse_process_group import ReuseProcessGroup
 from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
 from labkit.system import host
@@ -135,7 +137,7 @@ def run_job(task: RankTask, left_bytes: int) -> int:
     job, info, channel = task
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
-    channel.hooks = (*hooks.of_every_job(), *channel.hooks)
+    channel.hooks = (ReportCollectives(), CaptureLocals(), ReuseProcessGroup(), *channel.hooks)
     code, store = 1, None
     try:
         settled, store = join(*task) if job.stays is None else reserved_group.join(*task, set_up)

@@ -19,8 +19,7 @@ from labkit.failures.frames import frames_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 from labkit.rank import describe as describing
-from labkit.rank.capture_locals import KIND
-from labkit.rank.describe import CHARACTERS, LEFT_OUT, describe, named, of_frames
+from labkit.rank.describe import CHARACTERS, KIND, LEFT_OUT, describe, named, of_frames
 from labkit.ui import summary
 
 NAN, INF = float("nan"), float("inf")
