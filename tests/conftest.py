@@ -30,7 +30,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.rank.private_folder import remove_left_behind
+from labkit.engines.rendezvous import PREFIX
 from tests.support import cluster, prefork, programs, ray_nodes, workloads
 from tests.support.cluster import DAEMONS
 from tests.support.order import FILE_S
@@ -204,10 +204,11 @@ def nothing_is_left_behind(request):
         left = [p for p in rank_processes() if p.pid not in mine] if spawns else []
         markers = [name for name in ("kernel", "notebook") if request.node.get_closest_marker(name)]
         if markers:
-            # A kernel that is killed cannot remove where its ranks met; the next notebook does. Jupyter kills each
-            # kernel that does not end within seconds, and none does whose child ignores SIGTERM (ipykernel 7 waits for
-            # multiprocessing's resource tracker).
-            remove_left_behind(Path(tempfile.gettempdir()))
+            # A kernel that is killed cannot remove where its ranks met. Jupyter kills each kernel that does not end
+            # within seconds, and none does whose child ignores SIGTERM (ipykernel 7 waits for multiprocessing's
+            # resource tracker).
+            for folder in {Path(path) for path in temporary_files() - files if PREFIX in path}:
+                shutil.rmtree(folder, ignore_errors=True)
         new_ports, new_files = listening_ports() - ports, temporary_files() - files
         if not (left or new_ports or new_files):
             return

@@ -7,42 +7,38 @@ What does not work: a secret prefix (newer stores list their keys); a listener t
 computes).
 What is done: PyTorch's `FileStore`, in a folder of mode 0700. It looks every 10 ms for what it waits for, which would
 make a launch on reserved ranks half as long again; `rank.file_store` looks sooner.
-What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`.
+What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`. A notebook that
+is killed during a run leaves the folder behind, a few KB.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
+import tempfile
 import weakref
 from pathlib import Path
 
 from labkit.rank import ports
-from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
+
+PREFIX = "labkit-rendezvous-"
+"""Of the folders' names, where temporary files are."""
 
 
 class LocalRendezvous:
     """A store's file and a port for the ranks of this machine, until `close` or the end of this process."""
 
     def __init__(self) -> None:
-        remove_left_behind_once()
-        self.folder = new_folder()
+        self.port, reserved = ports.reserve("127.0.0.1")  # where a script may open a store
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.file = self.folder / "store"
-        with contextlib.ExitStack() as if_it_fails:  # no more open files, say
-            if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            marker = locked_marker(self.folder)
-            if_it_fails.callback(os.close, marker)
-            self.port, reserved = ports.reserve("127.0.0.1")  # where a script may open a store
-            if_it_fails.pop_all()
-        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
+        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, reserved)
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
 
-def _close(pid: int, folder: Path, marker: int, reserved: socket.socket) -> None:
+def _close(pid: int, folder: Path, reserved: socket.socket) -> None:
     if os.getpid() != pid:  # a fork of the process that made it, at its end
         return
     shutil.rmtree(folder, ignore_errors=True)
     reserved.close()
-    os.close(marker)

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections import deque
 from pathlib import Path
@@ -26,7 +27,6 @@ from labkit.launchers.job_events import Restarted
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.rank.channels import CorruptMessage, Messages, pack
-from labkit.rank.private_folder import check_mine
 
 BLOCK_BYTES = 1 << 22
 """Read at once from one node."""
@@ -87,7 +87,7 @@ class RunFolder:
         try:
             for path in (self.path, *self.path.iterdir()):
                 if path == self.path or path.name in ("run.json", "job") or path.suffix == ".stream":
-                    check_mine(path, os.stat(path))
+                    _check_mine(path)
             found: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{self.path} is not the folder of a run ({error}); `run.folder` names one") from error
@@ -139,6 +139,23 @@ class RunFolder:
 def _private(path: str, flags: int) -> int:
     """Open a file that others than the user can neither read nor write, whatever the umask."""
     return os.open(path, flags, 0o600)
+
+
+def _check_mine(path: Path) -> None:
+    """Raise ValueError if another user than this one could have written a file or folder."""
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise ValueError(
+            f"{path} belongs to another user; what lies there would be run as code: not read. Its owner is user "
+            f"{status.st_uid}, you are {os.getuid()}: if it is yours, its file system does not know this machine's "
+            "users; give a folder=… elsewhere, in your home, say"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(
+            f"others than you can write into {path} (mode {stat.S_IMODE(status.st_mode):o}), and what lies there would "
+            f"be run as code: not read. If nobody else has written there: chmod -R go-w {path}. Where the file "
+            "system shows every file so, give a folder=… elsewhere, in your home, say"
+        )
 
 
 class Words:

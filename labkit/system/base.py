@@ -174,10 +174,6 @@ class System:
     opens_others_descriptors: ClassVar[bool] = False
     """Whether `open_descriptor` does anything."""
 
-    def lock(self, file: int, *, shared: bool = False, wait: bool = False) -> None:
-        """Lock an open file until it is closed. Raises BlockingIOError if another has it, OSError if it cannot be."""
-        raise OSError(f"{self.name} has no such locks")
-
     def open_descriptor(self, pid: int, descriptor: int) -> int:
         """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""
         raise OSError(f"{self.name} does not open what another process has open")

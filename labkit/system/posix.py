@@ -1,4 +1,4 @@
-"""What Linux and macOS have in common: signals, descriptors, locks."""
+"""What Linux and macOS have in common: signals and descriptors."""
 
 from __future__ import annotations
 
@@ -92,9 +92,3 @@ class Posix(System):
         import psutil
 
         return int(psutil.Process().num_fds())
-
-    def lock(self, file: int, *, shared: bool = False, wait: bool = False) -> None:
-        """Lock an open file until it is closed."""
-        import fcntl
-
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -1,6 +1,6 @@
 """Nothing is left behind: whatever ends, and however, soon no process, port, shared memory or temporary file of the
-ranks is there: in twice the time that ranks take to start, five seconds on two idle cores. Linux finds all of them;
-elsewhere the docs say what holds."""
+ranks is there, but for the folder in which those of a killed notebook have met: in twice the time that ranks take to
+start, five seconds on two idle cores. Linux finds all of them; elsewhere the docs say what holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from labkit.rank.private_folder import remove_left_behind
+from labkit.engines.rendezvous import PREFIX
 from tests.conftest import LONG_S, command_of, lives, wait_until
 from tests.support.tiers import few
 
@@ -138,12 +138,12 @@ class Trial:
         sockets = (self._listening & listening()).difference(*map(listening_of, apart))
         return [*processes, *sockets, *shared, *files]
 
-    def assert_nothing_is_left(self, apart_from=(), tidied_by_the_next=False):
-        """A process that is killed cannot remove its temporary folder; the next to need one does."""
+    def assert_nothing_is_left(self, apart_from=(), was_killed=False):
+        """A process that is killed cannot remove the folder in which its ranks have met."""
         deadline = time.monotonic() + 2 * self.start_s
         while left := self.left(apart_from):
-            if tidied_by_the_next:
-                remove_left_behind(self.temp)
+            for folder in self.temp.glob(f"{PREFIX}*") if was_killed else ():
+                shutil.rmtree(folder, ignore_errors=True)
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
 
@@ -212,7 +212,7 @@ def test_no_rank_outlives_a_kernel_that(how, trial, tmp_path):
         make_busy(client, trial)
         if how == "is killed":
             os.kill(kernel.provisioner.pid, signal.SIGKILL)
-            trial.assert_nothing_is_left(tidied_by_the_next=True)
+            trial.assert_nothing_is_left(was_killed=True)
         else:
             kernel.restart_kernel()
             wait_for_ready(client)
@@ -249,7 +249,7 @@ def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(share, tr
         trial.look()
         program.kill()
         program.wait()
-        trial.assert_nothing_is_left(tidied_by_the_next=True)
+        trial.assert_nothing_is_left(was_killed=True)
     finally:
         program.kill()
         program.wait()
@@ -270,4 +270,4 @@ def test_nothing_is_left_when_the_whole_process_group_is_killed_at_once(trial, t
         assert program.stdout.readline() == b"busy\n"
         assert len(trial.look()) >= 3
         os.killpg(program.pid, signal.SIGKILL)
-    trial.assert_nothing_is_left(tidied_by_the_next=True)
+    trial.assert_nothing_is_left(was_killed=True)

@@ -12,9 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from torch import nn
 import labkit
 from course import transformer
 from labkit.rank.device import OWN_GPU
-from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 from tests.support import resumable
 from tests.support.tiers import few
@@ -206,7 +203,6 @@ def test_a_device_has_its_memory_back_after_the_kernel_was_killed(found):
     wait_until(lambda: not any(lives(pid) for pid in pids))
     wait_until(lambda: used_mib() <= before + 1)
     found(f"{before:.0f} → {during:.0f} → {used_mib():.0f} MiB")
-    remove_left_behind(Path(tempfile.gettempdir()))  # as the next notebook does
 
 
 def allocate(worker, size):

@@ -14,7 +14,6 @@ from labkit.launchers.job_events import Restarted
 from labkit.launchers.run_folder import RunFolder, Streams
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank import private_folder
 from tests.support.fake_engine import a_job
 
 ABOUT = {"launcher": "slurm", "job": "5", "nodes": 1, "ranks_per_node": 2, "world_size": 2}
@@ -57,7 +56,7 @@ def test_what_others_could_have_written_is_not_read(folder, what, mode):
 
 
 def test_what_is_another_users_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr(private_folder.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(run_folder.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(ValueError, match="belongs to another user"):
         folder.about()
 

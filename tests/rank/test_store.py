@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from labkit.engines.rendezvous import LocalRendezvous
-from labkit.rank import file_store, ports, private_folder
+from labkit.rank import file_store, ports
 from labkit.rank.file_store import open_file_store
-from labkit.rank.private_folder import is_in_use
 from tests.conftest import LONG_S
 
 
@@ -38,7 +35,6 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
     finally:
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
-    private_folder.check_rendezvous(made.folder)
     made.close()
     made.close()
     assert not made.folder.exists()
@@ -80,30 +76,6 @@ def test_a_store_whose_run_is_over_says_so_at_once(rendezvous):
     assert type(native) is dist.FileStore
 
 
-def leave_a_folder(told):
-    made = LocalRendezvous()
-    told.send(str(made.folder))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.spawns
-def test_what_a_killed_process_has_left_is_removed_by_the_next(rendezvous):
-    told, tell = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=leave_a_folder, args=(tell,))
-    process.start()
-    left = Path(told.recv())
-    process.join(LONG_S)
-    assert left.exists()
-    assert not is_in_use(left)
-    LocalRendezvous().close()
-    assert left.exists(), "a process looks once"
-    private_folder.remove_left_behind_once.cache_clear()
-    LocalRendezvous().close()
-    assert not left.exists()
-    assert rendezvous.folder.exists(), "whose process lives"
-    assert is_in_use(rendezvous.folder)
-
-
 @pytest.mark.spawns
 def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
     process = multiprocessing.get_context("fork").Process(target=rendezvous.close)
@@ -111,36 +83,6 @@ def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
     process.join(LONG_S)
     assert process.exitcode == 0
     assert rendezvous.folder.exists()
-
-
-def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path):
-    elsewhere = tmp_path / "mine"
-    elsewhere.mkdir(mode=0o700)
-    (elsewhere / private_folder.MARKER).touch()
-    (tmp_path / f"{private_folder.PREFIX}link").symlink_to(elsewhere)
-    for name, mode in (("made just now", 0o700), ("open to all", 0o777)):
-        folder = tmp_path / f"{private_folder.PREFIX}{name}"
-        folder.mkdir()
-        folder.chmod(mode)
-    (folder / private_folder.MARKER).touch()
-    before = sorted(tmp_path.rglob("*"))
-    private_folder.remove_left_behind(tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
-    left = tmp_path / f"{private_folder.PREFIX}left"
-    left.mkdir(mode=0o700)
-    (left / private_folder.MARKER).touch()
-    unfinished = tmp_path / f"{private_folder.PREFIX}unfinished"
-    unfinished.mkdir(mode=0o700)
-    os.utime(unfinished, (0, 0))
-    private_folder.remove_left_behind(tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o701])
-def test_ranks_do_not_meet_where_another_user_can_come(rendezvous, mode):
-    rendezvous.folder.chmod(mode)
-    with pytest.raises(ValueError, match=f"others than you can reach .*mode {mode:o}"):
-        private_folder.check_rendezvous(rendezvous.folder)
 
 
 # A script's own way to the store
