@@ -39,13 +39,6 @@ UNKNOWN = 255
 """The exit code of a process whose own did not come."""
 
 
-OPEN_FILES = 12
-"""What each rank takes of the notebook's process while it starts: both ends of four pipes, what `Process` keeps."""
-
-SPARE_OPEN_FILES = 32
-"""What a launch takes besides, whatever the number of ranks."""
-
-
 class RankProcess:
     """A process that waits for a job, or does one. It does not know its rank before the job comes."""
 
@@ -200,9 +193,8 @@ def spawn(count: int, ahead_of_torch: bool = False) -> list[RankProcess]:
 
     `ahead_of_torch` is for a process that has not imported torch, and need not for this.
 
-    Raises OSError if this process may not have so many files open.
+    Raises OSError if the system allows no more open files or processes.
     """
-    allow_open_files(count)
     starting: Future[list[RankProcess]] = Future()
     try:
         in_spawner_thread(lambda: _spawn(count, ahead_of_torch), starting)
@@ -214,21 +206,6 @@ def spawn(count: int, ahead_of_torch: bool = False) -> list[RankProcess]:
                 for process in starting.result():
                     process.close()
         raise
-
-
-def allow_open_files(ranks: int) -> None:
-    """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
-    others = host.open_files() + SPARE_OPEN_FILES
-    needed = others + OPEN_FILES * ranks
-    limit = host.raise_open_files_limit(needed)
-    if limit < needed:
-        fit = max(0, limit - others) // OPEN_FILES
-        raise OSError(
-            f"{ranks} ranks need {needed} open files in the notebook's process, {OPEN_FILES} for each rank and "
-            f"{others} besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
-            "Launch fewer ranks, or start Jupyter again with a higher limit: `nofile` in /etc/security/limits.conf, "
-            "LimitNOFILE= in a systemd service, --ulimit nofile=65536 for a container"
-        )
 
 
 def _spawn(count: int, ahead_of_torch: bool) -> list[RankProcess]:

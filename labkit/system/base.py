@@ -156,17 +156,6 @@ class System:
         """Return how many CPU cores this process may use."""
         return os.cpu_count() or 1
 
-    def raise_open_files_limit(self, needed: int) -> int:
-        """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.
-
-        No further than needed: code that calls `select` cannot handle a file's number above 1,023.
-        """
-        return needed
-
-    def open_files(self) -> int:
-        """Return how many files this process has open."""
-        return 0
-
     # Files and sockets
 
     has_nameless_sockets: ClassVar[bool] = False

@@ -71,24 +71,3 @@ class Posix(System):
     def hold_back_signals(self) -> None:
         """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, self.stacks_signal})
-
-    def raise_open_files_limit(self, needed: int) -> int:
-        """Raise how many files this process may have open, as far as it may; return how many that are now."""
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        unlimited = resource.RLIM_INFINITY
-        if soft == unlimited or soft >= needed:
-            return needed if soft == unlimited else soft
-        allowed = needed if hard == unlimited else min(needed, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        except (OSError, ValueError):  # macOS has another limit, lower than the one it gives
-            return soft
-        return allowed
-
-    def open_files(self) -> int:
-        """Return how many files this process has open."""
-        import psutil
-
-        return int(psutil.Process().num_fds())
