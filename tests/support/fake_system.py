@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MOUNT = "31 23 0:27 {top} {at} rw,nosuid,relatime shared:9 - {kind} {kind} rw,{options}\n"
 
-
-def system(root: Path, groups: str, mounts: str, counter: str, host: bool = True) -> Path:
+def system(root: Path, groups: str, counter: str, host: bool = True) -> Path:
     """Write the files of a machine, with nothing killed so far: whose cgroup counts in the file `counter`, if any."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
-    (root / "proc/self/mountinfo").write_text(mounts)
     if counter:
         (root / counter).parent.mkdir(parents=True)
     (root / "counter").write_text(counter)
@@ -23,8 +20,7 @@ def system(root: Path, groups: str, mounts: str, counter: str, host: bool = True
 
 def v2(root: Path) -> Path:
     """Write those of a machine with cgroup v2, as systemd mounts it."""
-    mount = MOUNT.format(top="/", at="/sys/fs/cgroup", kind="cgroup2", options="nsdelegate")
-    return system(root, "0::/user.slice/jupyter.service\n", mount, V2 + "user.slice/jupyter.service/memory.events")
+    return system(root, "0::/user.slice/jupyter.service\n", V2 + "user.slice/jupyter.service/memory.events")
 
 
 V2 = "sys/fs/cgroup/"
