@@ -114,7 +114,7 @@ def gpu(_):
 
 def nobody_answers(_):
     channel = SimpleNamespace(rank=0)
-    hook = Prompt("the notebook runs headless", False)
+    hook = Prompt("the notebook runs headless")
     with hook.around(A_JOB, channel), pytest.raises(RuntimeError) as error:
         breakpoint()
     return str(error.value)

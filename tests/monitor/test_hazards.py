@@ -131,7 +131,7 @@ class Held:
 
     def __init__(self, method):
         self.is_over, self.is_in = threading.Event(), threading.Event()
-        self.observer = Debugger(None, wait=True)
+        self.observer = Debugger(wait=True)
         setattr(self.observer, method, self._hold)
 
     def _hold(self, *_):
