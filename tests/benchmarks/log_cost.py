@@ -3,22 +3,21 @@
 Blocks of steps with log calls and blocks without take turns on each rank: the ratio of two neighbours counts.
 CPU time per call, the rank's and the notebook's, hardly depends on what else the machine does.
 
-    python -m tests.benchmarks.log_cost [/path/to/another/checkout] --pairs 4
+    python -m tests.benchmarks.log_cost
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-ROOT = Path(__file__).parents[2]
+import labkit
+
 STEPS = 40
 """Of a block: some 60 ms."""
 
@@ -52,47 +51,25 @@ def train(worker: Any, pairs: int, logs: bool) -> tuple[list[float], float, floa
     return ratios, statistics.median(steps_s), cpu_s / pairs / STEPS
 
 
-def measure(pairs: int) -> dict[str, float]:
-    """Return the figures of the labkit that is imported here."""
-    import labkit
-
-    ranks = labkit.Session(2)
-    found: dict[str, float] = {}
-    cpu_s = {}
-    for logs in (True, False):
-        began_s = time.process_time()
-        run = labkit.launch(train, pairs, logs, on=ranks, live=False)
-        cpu_s[logs] = time.process_time() - began_s
-        ratios, steps_s, rank_s = zip(*run.results, strict=True)
-        kind = "with log" if logs else "with no log at all"
-        found[f"{kind}, block to block"] = statistics.median(sum(ratios, []))
-        if logs:
-            found["a step in s"] = statistics.median(steps_s)
-            found["a rank's CPU a call in s"] = statistics.median(rank_s)
-    found["the notebook's CPU a call in s"] = (cpu_s[True] - cpu_s[False]) / (2 * pairs * STEPS)
-    ranks.close()
-    return found
-
-
 def main() -> None:
-    """Print each figure, of one checkout or of two."""
+    """Print each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, nargs="?")
-    parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=120)
-    parser.add_argument("--child", action="store_true")
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(measure(given.blocks)))
-        return
-    from tests.benchmarks.pairs import in_turns  # not above: a child is started by its path, perhaps without it
-
-    roots = [given.other, ROOT] if given.other else [ROOT]
-    found = in_turns(roots, given.pairs, __file__, "--child", "--blocks", str(given.blocks))
-    for title in found[ROOT][0]:
-        each = {root: [one[title] for one in found[root]] for root in roots}
-        medians = " and ".join(f"{statistics.median(values):.6f}" for values in each.values())
-        print(f"{title}: {medians}; each {[[round(v, 6) for v in values] for values in each.values()]}", flush=True)
+    pairs = parser.parse_args().blocks
+    cpu_s = {}
+    with labkit.Session(2) as ranks:
+        for logs in (True, False):
+            began_s = time.process_time()
+            run = labkit.launch(train, pairs, logs, on=ranks, live=False)
+            cpu_s[logs] = time.process_time() - began_s
+            ratios, steps_s, rank_s = zip(*run.results, strict=True)
+            kind = "with log" if logs else "with no log at all"
+            print(f"{kind}, block to block: {statistics.median(sum(ratios, [])):.3f}")
+            if logs:
+                print(f"a step: {1e3 * statistics.median(steps_s):.2f} ms")
+                print(f"a rank's CPU a call: {1e6 * statistics.median(rank_s):.1f} µs")
+    notebook_s = (cpu_s[True] - cpu_s[False]) / (2 * pairs * STEPS)
+    print(f"the notebook's CPU a call: {1e6 * notebook_s:.1f} µs")
 
 
 if __name__ == "__main__":

@@ -50,46 +50,6 @@ def wait_for_standby() -> None:
         time.sleep(0.05)
 
 
-SHORT = """
-import time, labkit
-def short(worker):
-    time.sleep(0.03)
-    worker.log(loss=1.0)
-ranks = labkit.Session(2)
-for _ in range(3):
-    labkit.launch(short, on=ranks)
-"""
-
-
-def cells_freed(count: int) -> dict[str, list[float]]:
-    """Return, of cells of a real kernel that somebody watches, the seconds that each takes, and those after its run."""
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3")
-    found: dict[str, list[float]] = {"a cell that launches 0.03 s on them": [], "of that, after the run's end": []}
-    try:
-        client.execute_interactive(SHORT, allow_stdin=True, output_hook=lambda message: None)
-        for _ in range(count):
-            start_s = time.time()
-            message_id = client.execute(
-                "run = labkit.launch(short, on=ranks)", allow_stdin=True, user_expressions={"end_s": "run.end_s"}
-            )
-            while True:
-                message = client.get_iopub_msg(timeout=60)
-                is_mine = message["parent_header"].get("msg_id") == message_id
-                if is_mine and message["content"].get("execution_state") == "idle":
-                    break
-            free_s = time.time()
-            reply = client.get_shell_msg(timeout=60)
-            end_s = float(reply["content"]["user_expressions"]["end_s"]["data"]["text/plain"])
-            found["a cell that launches 0.03 s on them"].append(free_s - start_s)
-            found["of that, after the run's end"].append(free_s - end_s)
-        return found
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
-
-
 def report(title: str, seconds: list[float]) -> None:
     """Print one row."""
     worst, rest = max(seconds), sorted(seconds)
@@ -106,12 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--cells", action="store_true", help="only how long a watched cell takes around a short run")
     options = parser.parse_args()
-    if options.cells:
-        for title, seconds in cells_freed(options.launches).items():
-            report(title, seconds)
-        return
     with labkit.Session(options.ranks) as ranks:
         report("reserved ranks, the first launch on them", launches(1, on=ranks))
         report("reserved ranks", launches(options.launches, on=ranks))

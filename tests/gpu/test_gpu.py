@@ -23,6 +23,7 @@ import labkit
 from course import transformer
 from labkit.rank.device import OWN_GPU
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
+from tests.pretended_gpu import is_on
 from tests.support import resumable
 from tests.support.tiers import few
 from tests.support.weights import difference, whole_weights
@@ -45,6 +46,7 @@ SHARE = {"backend": "gloo", **({"device": "cuda"} if GPUS else {})}
 """How ranks are launched that share a GPU if they must."""
 
 needs_gpu = pytest.mark.skipif(not GPUS, reason="found no GPU: this test is about one")
+needs_real = pytest.mark.skipif(not GPUS or is_on(), reason="found no GPU: a pretended one has no kernels and no time")
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"found {GPUS} GPUs: this test needs two")
 
 
@@ -61,12 +63,6 @@ def meet(worker):
     number = torch.full((1024,), worker.rank + 1.0, device=worker.device)
     dist.all_reduce(number)
     return dist.get_backend(), str(worker.device), number[0].item()
-
-
-def returns_tensors(worker):
-    """Return tensors that lie on the device, as they are."""
-    model = nn.Linear(4, 4).to(worker.device)
-    return model, model.state_dict(), torch.full((3,), worker.rank + 1.0, device=worker.device)
 
 
 def train(worker, steps=200, pause_s=0.0, fail_at=None, width=WIDTH):
@@ -102,7 +98,8 @@ def test_two_gpus_by_nccl(found):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
+def test_ranks_share_a_device_by_gloo_which_the_kernel_uses_too(ranks, world_size, found):
+    assert torch.ones(1024, device=DEVICE).sum().item() == 1024
     run = labkit.launch(meet, on=ranks, world_size=world_size, **SHARE, live=False)
     assert [backend for backend, *_ in run.results] == ["gloo"] * world_size
     assert [total for *_, total in run.results] == [world_size * (world_size + 1) / 2] * world_size
@@ -112,14 +109,6 @@ def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
         by_itself = labkit.launch(meet, on=ranks, world_size=world_size, live=False)
         assert {device for _, device, _ in by_itself.results} == {"cpu"}
     found(f"{world_size} ranks on {run.results[-1][1]}")
-
-
-def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):
-    there = torch.ones(1024, device=DEVICE).sum().item()
-    assert there == 1024
-    results = labkit.launch(meet, world_size=2, **SHARE, live=False).results
-    assert [total for *_, total in results] == [3.0, 3.0]
-    found(f"{DEVICE} used by both")
 
 
 @needs_gpu
@@ -144,18 +133,6 @@ def test_ranks_on_the_cpu_and_standby_ranks_have_no_context(found):
         assert {device for _, device, _ in results} == {"cpu"}
         assert used_mib() <= before + 1
     found("0 MiB for four ranks on the CPU")
-
-
-@needs_gpu
-def test_what_gloo_cannot_send_is_an_error_in_words(found):
-    def send(worker):
-        x = torch.ones(2, device=worker.device)
-        dist.send(x, 1) if worker.rank == 0 else dist.recv(x, 0)
-
-    run = labkit.launch(send, world_size=2, **SHARE, live=False, wait=False)
-    assert run.over.wait(LONG_S)
-    assert "which has no CUDA form of it" in str(run.error)
-    found("named, with its rank")
 
 
 # Memory
@@ -211,12 +188,15 @@ def allocate(worker, size):
     dist.barrier()
 
 
-def test_out_of_memory_is_named_with_rank_and_bytes(ranks, found):
+def test_out_of_memory_is_named_with_rank_and_bytes_and_the_ranks_compute_on(ranks, found):
+    pids = list(ranks.pids)
     run = labkit.launch(allocate, on=ranks, world_size=2, **SHARE, size=2**46, live=False, wait=False)
     assert run.over.wait(LONG_S)
     assert run.error.rank == 1
     said = str(run.error)
     assert ("65536.00 GiB" if GPUS else str(2**46)) in said, said
+    assert len(labkit.launch(meet, on=ranks, world_size=2, **SHARE, live=False).results) == 2
+    assert ranks.pids == pids
     found("rank 1, and the bytes that it asked for")
 
 
@@ -306,6 +286,139 @@ def test_times_are_the_devices_own(ranks, found):
     )
     assert large > 8 * small
     found(f"10 products of {n} × {n}: {1000 * large:.1f} ms, {large / small:.0f} times those of {n // 4}")
+
+
+# Collectives
+
+
+def every_collective(worker):
+    """Call each collective on the device, and on the CPU; return what came of those that raised, by name."""
+    n, said = worker.world_size, {}
+
+    def tried(name, call):
+        try:
+            call()
+        except RuntimeError as error:
+            said[name] = str(error).splitlines()[0]
+
+    for device in (worker.device, torch.device("cpu")):
+        one = torch.full((4,), worker.rank + 1.0, device=device)
+        parts = [torch.zeros_like(one) for _ in range(n)]
+        whole = torch.zeros(4 * n, device=device)
+        calls = {
+            "all_reduce": lambda one=one: dist.all_reduce(one.clone()),
+            "broadcast": lambda one=one: dist.broadcast(one.clone(), 0),
+            "reduce": lambda one=one: dist.reduce(one.clone(), 0),
+            "all_gather": lambda one=one, parts=parts: dist.all_gather(parts, one),
+            "all_gather_into_tensor": lambda one=one, whole=whole: dist.all_gather_into_tensor(whole, one),
+            "reduce_scatter_tensor": lambda one=one, whole=whole: dist.reduce_scatter_tensor(one.clone(), whole),
+            "all_to_all_single": lambda whole=whole: dist.all_to_all_single(torch.empty_like(whole), whole),
+            "gather": lambda one=one, parts=parts: dist.gather(one, parts if worker.rank == 0 else None, 0),
+            "scatter": lambda one=one, parts=parts: dist.scatter(
+                one.clone(), [one] * n if worker.rank == 0 else None, 0
+            ),
+        }
+        for name, call in calls.items():
+            tried(f"{name} on {device.type}", call)
+    objects = [None] * n
+    dist.all_gather_object(objects, worker.rank)
+    dist.broadcast_object_list(objects, 0)
+    dist.barrier()
+    assert objects == list(range(n))
+    return said
+
+
+@needs_gpu
+def test_one_rank_has_every_collective_by_nccl_twice_on_a_session(found):
+    with labkit.Session(1) as alone:
+        for _ in range(2):
+            (said,) = labkit.launch(every_collective, on=alone, live=False).results
+            assert said == {}
+    found("9 collectives on GPU and CPU, and objects")
+
+
+def test_ranks_that_share_a_device_have_each_collective_or_are_told_in_words(ranks, found):
+    run = labkit.launch(every_collective, on=ranks, world_size=2, **SHARE, live=False)
+    one, other = run.results
+    assert one.keys() == other.keys(), "all ranks meet the same"
+    assert not [name for name in one if name.endswith("cpu")]
+    found(f"not on {DEVICE}: {', '.join(one) or 'none'}")
+
+
+# Arguments and results
+
+
+def test_arguments_and_what_a_function_captures_arrive_on_the_ranks_device(ranks, found):
+    weights = torch.arange(4.0, device=DEVICE)
+
+    def takes_tensors(worker, given):
+        assert given.device == weights.device == worker.device
+        return given + weights
+
+    run = labkit.launch(takes_tensors, torch.ones(4, device=DEVICE), on=ranks, **SHARE, live=False)
+    assert {result.device.type for result in run.results} == {"cpu"}
+    assert torch.equal(run.results[1], torch.arange(4.0) + 1)
+    found(f"to {DEVICE}, back on the CPU")
+
+
+# A kernel that spins
+
+
+def spins(worker):
+    worker.log(loss=1.0)
+    torch.cuda._sleep(2**44)  # clock cycles: hours
+    torch.ones(1, device=worker.device).sum().item()
+
+
+@needs_real
+def test_a_spinning_kernel_is_stopped_and_the_cell_is_free(found):
+    run = labkit.launch(spins, world_size=1, live=False, wait=False)
+    wait_for_step(run, 0)
+    began_s = time.monotonic()
+    run.stop(grace_s=1.0)
+    assert run.over.wait(LONG_S)
+    found(f"over {time.monotonic() - began_s:.1f} s after Stop, with 1 s to stop by itself")
+
+
+@needs_real
+def test_a_spinning_kernel_meets_the_time_limit_and_the_line_is_named(found):
+    run = labkit.launch(spins, world_size=1, stall_s=3.0, live=False, wait=False)
+    assert run.over.wait(LONG_S)
+    assert "no rank logged, printed or returned anything for 3 s" in str(run.error)
+    assert "in spins" in str(run.error)
+    found("by its time limit, with the stack")
+
+
+@needs_real
+def test_a_trace_has_nccls_calls(found):
+    run = labkit.launch(train, world_size=1, trace=3, live=False, steps=8, width=512)
+    kinds = {call.kind for call in run.trace.records[0].calls}
+    assert any("all_reduce" in kind or "allreduce" in kind for kind in kinds), kinds
+    found(", ".join(sorted(kinds)))
+
+
+# Two GPUs
+
+
+def returns_early(worker):
+    if worker.rank == 0:
+        dist.all_reduce(torch.ones(1, device=worker.device))
+        torch.cuda.synchronize()
+
+
+def dies(worker):
+    if worker.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    returns_early(worker)
+
+
+@needs_two
+@pytest.mark.parametrize("ends", [returns_early, dies])
+def test_a_rank_that_others_wait_for_in_vain_is_blamed_under_nccl(ends, found):
+    run = labkit.launch(ends, world_size=2, stall_s=30, live=False, wait=False)
+    assert run.over.wait(LONG_S)
+    assert run.error.rank == 1
+    found(str(run.error).splitlines()[0][:100])
 
 
 # Lessons

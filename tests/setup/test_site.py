@@ -1,8 +1,6 @@
 """The site of `make site`: built without a warning, every link leads somewhere, every name and error is reached.
 
-Its search works offline, from the disk.
-
-It is built once, by two processes, and no lesson is run. Screenshots are kept in build/screenshots; look at them.
+It is built once, by two processes, and no lesson is run.
 """
 
 from __future__ import annotations
@@ -14,18 +12,13 @@ from urllib.parse import unquote, urlsplit
 
 import nbformat
 import pytest
-from playwright.sync_api import Error, sync_playwright
 
 import course
 import labkit
-from tests.support.browser import CHROMIUM_ARGUMENTS, LONG_S
-from tests.support.programs import CHROMIUM
-from tests.support.tiers import few
 from tests.tools import make_site
 from tests.tools.course_table import course as lessons_of_the_course
 
 ROOT = Path(__file__).parents[2]
-SCREENSHOTS = ROOT / "build" / "screenshots"
 
 pytestmark = [pytest.mark.spawns, pytest.mark.filterwarnings("ignore:'myst_parser")]
 
@@ -139,75 +132,3 @@ def test_lists_of_arguments_and_code_are_shown_as_such(site):
         assert f"<strong>{name}</strong>" in text
     assert "Raises" in text
     assert not re.search(r"<p>(Args|Raises|Attributes|Returns):", text)
-
-
-# In a browser, from the disk
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.mark.browser
-def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(site, chromium):
-    page = chromium.new_page()
-    page.set_default_timeout(1000 * LONG_S)
-    asked, wrong = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto((site / "index.html").as_uri())
-    page.keyboard.press("Control+k")
-    page.keyboard.type("launch")
-    page.keyboard.press("Enter")
-    found = page.locator("#search-results a")
-    found.filter(has_text=re.compile(r"^labkit\.launch$")).first.wait_for()
-    page.keyboard.press("Control+k")
-    page.keyboard.type("stall_s monitored_barrier")
-    page.keyboard.press("Enter")
-    found.filter(has_text=re.compile("^Hang$")).first.click()
-    page.locator("h2", has_text="What to do").wait_for()
-    assert urlsplit(page.url).path.endswith("/errors/hang.html")
-    assert {urlsplit(url).scheme for url in asked} <= {"file", "data"}
-    assert wrong == []
-    page.close()
-
-
-SHOWN = {
-    "first": "index.html",
-    "guide": "notebooks/guide/your_notebook.html",
-    "reference": "reference/labkit.launch.html",
-    "lessons": "lessons.html",
-    "error": "errors/hang.html",
-}
-
-
-def take_picture(page, file):
-    """Keep what the page looks like. Where no core is free, Chromium is "unable to capture" now and then."""
-    try:
-        page.screenshot(path=file)
-    except Error:
-        page.screenshot(path=file)
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", few([400, 800, 1280], 3))
-def test_pages_fit_and_can_be_read_in_both_themes(width, scheme, site, chromium):
-    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(1000 * LONG_S)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    for name, path in SHOWN.items():
-        page.goto((site / path).as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-        take_picture(page, SCREENSHOTS / f"site_{name}_{width}_{scheme}.png")
-        colors = page.evaluate(
-            "[getComputedStyle(document.querySelector('main')).color, getComputedStyle(document.body).backgroundColor]"
-        )
-        text, background = (sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in colors)
-        assert abs(text - background) > 128, f"{name}: {colors}"
-        assert (background < 128) == (scheme == "dark"), name
-    page.close()

@@ -1,7 +1,7 @@
 """Whole programs, small, of the forms that public ones have, in our own words: a row each, as `tests/support/idioms.py`
 has.
 
-`tests/benchmarks/foreign_unchanged.py` runs the public ones, where somebody has them in a folder.
+`tests/support/foreign.py` has public ones, where somebody has them in a folder.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 | `lightning.pytorch.demos.boring_classes`: three models and the data | trained by Lightning's Trainer |
 | Lightning's other demos | not tried: they download their data |
 | PyTorch's wheel | has no distributed example that needs neither its test harness nor a download |
-| public repositories, if LABKIT_PROGRAMS is a folder with copies of them | `tests.benchmarks.foreign_unchanged` |
+| public repositories, if LABKIT_PROGRAMS is a folder with copies of them | `tests/support/foreign.py` |
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from tests.benchmarks import foreign_unchanged
+from tests.support import foreign
 
 ACCELERATES = "accelerate.test_utils.scripts."
 SCRIPTS = {
@@ -46,16 +46,16 @@ def test_accelerates_own_scripts_run_to_their_end(script, monkeypatch):
         assert said in run.output[0]
 
 
-FOLDER = Path(os.environ.get("LABKIT_PROGRAMS", os.devnull))
-THERE = [each for each in foreign_unchanged.PROGRAMS if not each.folder or (FOLDER / each.folder).is_dir()]
+PROGRAMS = Path(os.environ.get("LABKIT_PROGRAMS", os.devnull))
 
 
 @pytest.mark.wide
 @pytest.mark.spawns
-@pytest.mark.timeout(2 * foreign_unchanged.LONG_S)
-@pytest.mark.parametrize("program", THERE, ids=[each.title for each in THERE])
+@pytest.mark.timeout(2 * foreign.LONG_S)
+@pytest.mark.parametrize(
+    "program", [each for each in foreign.PROGRAMS if not foreign.why_not(each, PROGRAMS)], ids=lambda each: each.title
+)
 def test_a_script_prints_by_labkit_what_it_prints_by_its_own_launcher(program, tmp_path):
-    by_its_launcher, by_labkit = foreign_unchanged.tried(program, FOLDER, tmp_path)
-    if program.folder and by_its_launcher != "runs":
-        pytest.skip(by_its_launcher)  # it has nothing to be compared with: a library is missing, say
-    assert (by_its_launcher, by_labkit) == ("runs", "runs")
+    expected = foreign.printed(program, foreign.as_a_script(program), PROGRAMS, tmp_path / "script")
+    assert expected, "it prints something that can be compared"
+    assert foreign.printed(program, foreign.by_labkit(program), PROGRAMS, tmp_path / "labkit") == expected
