@@ -56,14 +56,11 @@ class RankProcess:
         """Give the process its work, and memory for what it returns.
 
         Raises OSError if it has died meanwhile, and whatever pickling the job raises.
-
-        First comes what a process needs to report that it cannot read the job.
         """
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for the follower of the job
         with self._inbox_lock:
-            send(self._inbox, {"info": tuple(info), "start_s": job.start_s, "memory": memory})
-            send(self._inbox, job)
+            send(self._inbox, (job, info, memory))
 
     @property
     def is_ready(self) -> bool:

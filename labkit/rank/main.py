@@ -63,14 +63,6 @@ BROKEN = (
 """What a reserved rank says whose CUDA context is of no use any more."""
 
 
-def unreadable_job(error: BaseException, rank: int, time_s: float) -> events.Failure:
-    """Return what a rank reports that cannot read its job."""
-    summary = f"{type(error).__name__}: {error}"
-    hint = "Restart the kernel if labkit, or what the job names, was changed since the kernel imported it."
-    trace = "".join(traceback.format_exception(error))
-    return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
-
-
 def fast_exit(code: int) -> NoReturn:
     """End this process, and what it has started, now.
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import faulthandler
 import sys
 import threading
-import time
 import traceback
 from queue import SimpleQueue as JobQueue
 from typing import Any
 
 import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: imported before it comes
 from labkit.protocol import events
-from labkit.protocol.job import Job, RankInfo
 from labkit.rank import descendants, first_step, script_compat
-from labkit.rank.channels import CorruptMessage, PipeChannel, RankPipes, receive
-from labkit.rank.main import RankTask, do_jobs, fast_exit, unreadable_job
+from labkit.rank.channels import PipeChannel, RankPipes, receive
+from labkit.rank.main import RankTask, do_jobs, fast_exit
 from labkit.rank.signals import handle_signals
 from labkit.system import host
 
@@ -50,8 +48,6 @@ class Inbox:
     def __init__(self, ends: RankPipes) -> None:
         self._ends = ends
         self._tasks: JobQueue[RankTask | None] = JobQueue()
-        self._comes: dict[str, Any] | None = None
-        """What was said of the newest job, before it came."""
         self._channel: PipeChannel | None = None
         threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
 
@@ -73,36 +69,20 @@ class Inbox:
                     print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
                     break
                 self._take(word)
-        except BaseException as error:
-            self._report(error)
+        except BaseException:
+            traceback.print_exc()
+            print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
         finally:
             fast_exit(1)
 
     def _take(self, word: Any) -> None:
         if word == "leave":
             self._tasks.put(None)
-        elif isinstance(word, dict):
-            self._comes = word
-        elif isinstance(word, Job) and self._comes is not None:
-            info = RankInfo(*self._comes["info"])
+        elif isinstance(word, tuple):
+            job, info, memory = word
             # What is said from now on is of this job, and not of the last.
             self._channel = PipeChannel(self._ends.queue, info.rank)
-            self._channel.memory, self._channel.hooks = self._comes.get("memory"), word.own_hooks()
-            self._tasks.put(RankTask(word, info, self._channel))
-        elif not isinstance(word, str):
-            raise TypeError(f"the notebook has sent {word!r:.200}")
+            self._channel.memory, self._channel.hooks = memory, job.own_hooks()
+            self._tasks.put(RankTask(job, info, self._channel))
         elif self._channel is not None:
             self._channel.receive(word)
-
-    def _report(self, error: BaseException) -> None:
-        """Say that what the notebook has sent cannot be read, a job most likely."""
-        if isinstance(error, CorruptMessage):
-            error = error.__cause__ or error  # of what could not be unpickled
-        traceback.print_exception(error)
-        print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
-        if self._comes is not None:
-            info, start_s = self._comes["info"], self._comes["start_s"]
-            try:
-                self._ends.queue.put(unreadable_job(error, info[0], time.time() - start_s))
-            except BaseException:
-                traceback.print_exc()

@@ -42,10 +42,8 @@ def unreadable_jobs(monkeypatch):
 def test_ranks_that_cannot_read_their_job_end_the_run_and_say_to_restart_the_kernel(ranks):
     run = labkit.launch(workloads.log_once, on=ranks, wait=False, live=False)
     assert run.over.wait(LONG_S)
-    assert re.match(
-        r"rank [01] failed while receiving its job: AttributeError: module 'labkit' has no attribute 'what_is_new'\n",
-        str(run.error),
-    )
+    assert re.match(r"rank [01] .*\(exit code 1\)", str(run.error))
+    assert "AttributeError: module 'labkit' has no attribute 'what_is_new'\n" in str(run.error)
     assert "Restart the kernel" in str(run.error)
 
 
