@@ -7,14 +7,12 @@ In the notebook's process:
 
 * `multiprocessing.spawn.get_preparation_data` (`engines.spawn`): a spawned rank must not import the script that
   launches it. Put back once the processes exist.
-* `ForkingPickler.reducer_override` (`rank.script_compat.children`, for `Here`): functions of cells reach a DataLoader's
-  workers by value. Put back after the function.
 
 In a rank's process, for its whole life:
 
-* `multiprocessing.connection.arbitrary_address`, `ForkingPickler.reducer_override` (`rank.script_compat.children`):
-  sockets that leave no file behind; functions of cells reach a DataLoader's workers by value.
-* `tqdm.notebook`, by a finder in `sys.meta_path` (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
+* `ForkingPickler.reducer_override` (`rank.script_compat.children`): functions of cells reach a DataLoader's workers by
+  value.
+* `tqdm.notebook`, by a module in its place (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
 * `torch.distributed.rendezvous._create_c10d_store` (`rank.file_store`): `rpc.init_rpc` would listen on the whole
   network. It calls the original for every other address.
 * `dist.init_process_group` (`rank.script_compat.reuse_process_group`): a script finds that its rank has joined the

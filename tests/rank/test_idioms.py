@@ -7,7 +7,6 @@ import io
 import re
 import sys
 import threading
-import types
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -250,10 +249,13 @@ def test_another_group_than_there_is_is_refused_with_both(within, ask, said):
 
 def test_a_bar_for_notebooks_is_text_and_moves(monkeypatch):
     pytest.importorskip("tqdm")
-    module = types.ModuleType(bars.NAME)
-    bars._TextBars().exec_module(module)
+    monkeypatch.delitem(sys.modules, bars.NAME, raising=False)
+    bars.as_text()
+    import tqdm.notebook as module
+
+    monkeypatch.delitem(sys.modules, bars.NAME)
     shown = io.StringIO()
-    for _ in module.tqdm(range(4), display=False, file=shown, mininterval=0):
+    for _ in module.tqdm(range(4), file=shown, mininterval=0):
         pass
     assert "0/4" in shown.getvalue()
     assert "4/4" in shown.getvalue()

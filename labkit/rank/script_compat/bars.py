@@ -6,42 +6,21 @@ A widget that is made in a rank has no notebook to be shown in: it prints itself
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
 from typing import Any
 
 NAME = "tqdm.notebook"
 
 
 def as_text() -> None:
-    """Have `tqdm.notebook` make bars of text in this process, once somebody imports it."""
-    if NAME not in sys.modules:
-        sys.meta_path.insert(0, _TextBars())
+    """Have `tqdm.notebook` make bars of text in this process, once somebody asks it for a bar."""
+    module = types.ModuleType(NAME)
+    vars(module)["__getattr__"] = _of_text
+    sys.modules.setdefault(NAME, module)
 
 
-class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `tqdm.notebook`, and makes it of what `tqdm` has for terminals."""
+def _of_text(name: str) -> Any:
+    import tqdm.std  # not before: most ranks show no bars
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find this one module."""
-        return importlib.machinery.ModuleSpec(NAME, self) if fullname == NAME else None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Fill the module with what the real one has for its callers."""
-        tqdm: Any = sys.modules["tqdm"]  # of which this is a part
-
-        class TextBar(tqdm.tqdm):
-            """A bar of text that takes what a bar of widgets takes."""
-
-            def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:
-                super().__init__(*args, **options)
-
-        def text_range(*args: int, **options: Any) -> TextBar:
-            return TextBar(range(*args), **options)
-
-        vars(module).update(tqdm=TextBar, tqdm_notebook=TextBar, trange=text_range, tnrange=text_range, IProgress=None)
+    return getattr(tqdm.std, {"tqdm_notebook": "tqdm", "tnrange": "trange"}.get(name, name))
