@@ -158,8 +158,6 @@ class System:
 
     # Files and sockets
 
-    has_nameless_sockets: ClassVar[bool] = False
-    """Whether a socket between processes need not be a file."""
     opens_others_descriptors: ClassVar[bool] = False
     """Whether `open_descriptor` does anything."""
 

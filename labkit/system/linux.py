@@ -26,7 +26,6 @@ class Linux(Posix):
 
     name: ClassVar[str] = "Linux"
     lends_bound_ports: ClassVar[bool] = True
-    has_nameless_sockets: ClassVar[bool] = True
     opens_others_descriptors: ClassVar[bool] = True
     # libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds
     # between two parallel loops: on cores that have other work (another rank, another user's program) one spins while

@@ -17,10 +17,8 @@ import contextlib
 import functools
 import gc
 import io
-import multiprocessing.connection
-import os
+import multiprocessing
 import pickle
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -31,9 +29,6 @@ from labkit.protocol.packing import DEFINITIONS, MAIN, RECEIVED, Pickler, found_
 from labkit.rank.notebook_main import new_main
 from labkit.system import host
 
-SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
-"""Whether a fork server starts processes for clients that know its key, or for all that can connect to its socket."""
-
 
 def reset_start_method() -> None:
     """Have the processes that this one starts begin as a script's do; it was spawned, and would spawn its own, too.
@@ -41,36 +36,6 @@ def reset_start_method() -> None:
     As in a script nothing has been chosen yet: it may call `set_start_method`, once.
     """
     multiprocessing.set_start_method(None, force=True)
-    if host.has_nameless_sockets:
-        _name_no_sockets()
-    _keep_pipes()
-
-
-def _keep_pipes() -> None:
-    """Have programs that are started here get none of this process's pipes but those of stdout and stderr.
-
-    They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
-    closing the notebook learns that the rank has ended.
-    """
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
-        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
-            os.set_inheritable(int(name), int(name) <= 2)
-
-
-def _name_no_sockets() -> None:
-    """Keep the sockets by which a DataLoader's workers hand over tensors out of the file system, where that can be.
-
-    Their folders would stay behind when a worker is killed. Such a socket asks for its process's key in any case, but
-    not that of an older Python's fork server: there it stays a file that is its user's alone.
-    """
-    connection: Any = multiprocessing.connection
-    by_default = connection.arbitrary_address
-
-    def nameless(family: str) -> str:
-        asks = SERVER_ASKS_FOR_A_KEY or sys._getframe(1).f_globals is vars(connection)
-        return f"\0labkit-{secrets.token_hex(16)}" if family == "AF_UNIX" and asks else by_default(family)
-
-    connection.arbitrary_address = nameless
 
 
 def prepare() -> None:
