@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Mapping
 from numbers import Number
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -140,22 +140,17 @@ class Worker:
         self._known_names[names] = tuple(map(printable, names))
         return self._known_names[names]
 
-    # A function that was written for `mp.spawn` takes the rank where this is passed. `rank == 0` would then never hold,
-    # and whatever rank 0 alone is to do would never be done.
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError(
-            f"rank {self.rank}: this is the worker, not a number: the launched function's first parameter is the "
-            "worker. Write worker.rank where its rank is meant"
-        )
-
     def __eq__(self, other: object) -> bool:
-        return self._refuse() if isinstance(other, Number) else object.__eq__(self, other)
+        # A function that was written for `mp.spawn` takes the rank where this is passed. `rank == 0` would then never
+        # hold, and whatever rank 0 alone is to do would never be done. Arithmetic raises by itself.
+        if isinstance(other, Number):
+            raise TypeError(
+                f"rank {self.rank}: this is the worker, not a number: the launched function's first parameter is the "
+                "worker. Write worker.rank where its rank is meant"
+            )
+        return self is other
 
     __hash__ = object.__hash__
-    __lt__ = __le__ = __gt__ = __ge__ = __index__ = __int__ = __float__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __xor__ = __rxor__ = _refuse
 
     def __repr__(self) -> str:
         return f"Worker(rank={self.rank}, world_size={self.world_size}, device={str(self.device)!r})"
