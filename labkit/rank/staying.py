@@ -13,10 +13,7 @@ import multiprocessing
 import os
 import random
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -24,9 +21,6 @@ from labkit.protocol import modules
 from labkit.protocol.job import Surroundings
 from labkit.rank import device, reserved_group, settings
 from labkit.system import host
-
-PASSES = 8
-"""Of the garbage collector at most, one after the other."""
 
 
 def collect_garbage() -> None:
@@ -36,35 +30,8 @@ def collect_garbage() -> None:
     loss, and with it autograd's graph; only then FSDP2's hooks, which the graph had, and their network are garbage. So
     passes go on until one finds nothing.
     """
-    until_s = time.monotonic() + 1.0
-    for _ in range(PASSES):
-        if not _collect_once(until_s):
-            break
-
-
-def _collect_once(until_s: float) -> int:
-    """Let the garbage collector pass once, in this thread; return how much it has found.
-
-    `gc.collect()` returns at once, without a word, while another thread collects; and that one may be half done, for
-    freeing a tensor lets other threads run.
-    """
-    done: list[int] = []
-    found = 0
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if info["generation"] == 2:
-            done.append(threading.get_ident())
-
-    gc.callbacks.append(note)
-    try:
-        while threading.get_ident() not in done:  # called while this very thread collects, it would try indefinitely
-            found = gc.collect()
-            if time.monotonic() > until_s:
-                break
-            time.sleep(0)  # lets the other thread go on
-    finally:
-        gc.callbacks.remove(note)
-    return found
+    while gc.collect():
+        pass
 
 
 def give_memory_back() -> None:
@@ -130,17 +97,6 @@ class State:
             torch.cuda.set_rng_state_all(self._cudas)
 
 
-def _end_what_is_left() -> None:
-    """End what a launch has left that the next one would stumble over: an alarm, a DataLoader's belief, RPC."""
-    host.cancel_alarm()
-    if loaded := sys.modules.get("torch.utils.data._utils.signal_handling"):
-        # It sets its handler for a dead worker process once, and believes that it is still there.
-        vars(loaded)["_SIGCHLD_handler_set"] = False
-    rpc: Any = sys.modules.get("torch.distributed.rpc")
-    if rpc and rpc.is_available() and rpc.api._is_current_rpc_agent_set():  # in a group that is no more
-        rpc.shutdown(graceful=False)
-
-
 _new_bytes: int | None = None
 """The resident memory of this process before its first job."""
 
@@ -163,7 +119,9 @@ def around(is_cell: bool) -> Iterator[int]:
         yield _begin_to_measure(_new_bytes)
     finally:
         reserved_group.leave()
-        _end_what_is_left()
+        if loaded := sys.modules.get("torch.utils.data._utils.signal_handling"):
+            # It sets its handler for a dead worker process once, and believes that it is still there.
+            vars(loaded)["_SIGCHLD_handler_set"] = False
         before.put_back()
 
 

@@ -62,9 +62,6 @@ class System:
     def ignore_sigchld(self) -> None:
         """Have the end of a child go unnoticed: a DataLoader would raise an exception wherever this process is."""
 
-    def cancel_alarm(self) -> None:
-        """Cancel an alarm that is still to ring: it would end the process."""
-
     def node(self) -> str:
         """Return the machine's name."""
         return socket.gethostname()

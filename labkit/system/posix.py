@@ -44,10 +44,6 @@ class Posix(System):
         """Have the end of a child go unnoticed."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def cancel_alarm(self) -> None:
-        """Cancel an alarm that is still to ring."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
         # The main thread's stack alone, to which the system delivers the signal. To write the others', which go on

@@ -40,9 +40,8 @@ def group_is_alive():
     return total.item()
 
 
-def set_alarm():
+def set_handler():
     signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 1000)
 
 
 UNSEEN = {
@@ -58,7 +57,6 @@ UNSEEN = {
         lambda: (os.environ.get("LABKIT_TEST"), os.environ["MASTER_ADDR"], os.environ["RANK"]),
     ),
     "working folder": (remove_working_folder, os.getcwd),
-    "alarm": (set_alarm, lambda: signal.getitimer(signal.ITIMER_REAL)),
     "gradient mode": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
     "module path": (lambda: sys.path.append("/somewhere"), lambda: list(sys.path)),
     "arguments": (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
@@ -77,7 +75,7 @@ SEEN = {
         lambda: setattr(sys.modules["kept"], "cache", 7),
         lambda: getattr(sys.modules["kept"], "cache", None),
     ),
-    "signal handlers": (set_alarm, lambda: repr(signal.getsignal(signal.SIGALRM))),
+    "signal handlers": (set_handler, lambda: repr(signal.getsignal(signal.SIGALRM))),
     "modules": (lambda: __import__("wave"), lambda: "wave" in sys.modules),
 }
 
