@@ -15,7 +15,6 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.packed import Memory, new_memory
 from labkit.rank.channels import CorruptMessage
-from labkit.system import host
 
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the process has ended, should nothing else tell: a process that the rank has forked
@@ -132,7 +131,10 @@ class Listener:
         pid = self._process.pid
         self._put(
             events.Warned(
-                self._rank, "end", f"rank {self._rank} was killed, and its process {pid} is still there: {_held(pid)}"
+                self._rank,
+                "end",
+                f"rank {self._rank} was killed, and its process {pid} is still there: the system holds it. It ends when "
+                "that lets it go",
             )
         )
         return events.Exit(self._rank, UNKNOWN)
@@ -173,9 +175,3 @@ def read(pipe: connection.Connection) -> bytes:
     with contextlib.suppress(OSError):
         return os.read(pipe.fileno(), READ_BYTES)
     return b""
-
-
-def _held(pid: int) -> str:
-    """Return in which state the system holds a process, as far as it tells."""
-    how = host.held(pid)
-    return "the system holds it" + (f" ({how})" if how else "") + ". It ends when that lets it go"

@@ -55,10 +55,6 @@ class System:
     def wait_for(self, pid: int) -> None:
         """Wait until a child that was killed has ended, and leave its exit code to others."""
 
-    def held(self, pid: int) -> str:
-        """Return in which state the system holds a process that was killed; "" if it does not tell."""
-        return ""
-
     def ignore_sigchld(self) -> None:
         """Have the end of a child go unnoticed: a DataLoader would raise an exception wherever this process is."""
 

@@ -87,14 +87,6 @@ class Linux(Posix):
                     found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
         return found
 
-    def held(self, pid: int) -> str:
-        """Return in which state the system holds a process that was killed, and where in the kernel."""
-        state = where = ""
-        with contextlib.suppress(OSError, IndexError):
-            state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
-            where = _read(f"/proc/{pid}/wchan").strip("0\n")
-        return f"state {state or '?'}" + (f", in {where}" if where else "")
-
     # Memory now and peak
 
     def resident_bytes(self) -> int:
