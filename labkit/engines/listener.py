@@ -133,8 +133,8 @@ class Listener:
             events.Warned(
                 self._rank,
                 "end",
-                f"rank {self._rank} was killed, and its process {pid} is still there: the system holds it. It ends when "
-                "that lets it go",
+                f"rank {self._rank} was killed, and its process {pid} is still there: the system holds it. It ends "
+                "when that lets it go",
             )
         )
         return events.Exit(self._rank, UNKNOWN)

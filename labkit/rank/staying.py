@@ -23,6 +23,10 @@ from labkit.rank import device, reserved_group, settings
 from labkit.system import host
 
 
+PASSES = 8
+"""Of the garbage collector at most, one after the other."""
+
+
 def collect_garbage() -> None:
     """Free what nobody refers to, cycles included, before this returns.
 
@@ -30,8 +34,9 @@ def collect_garbage() -> None:
     loss, and with it autograd's graph; only then FSDP2's hooks, which the graph had, and their network are garbage. So
     passes go on until one finds nothing.
     """
-    while gc.collect():
-        pass
+    for _ in range(PASSES):
+        if not gc.collect():
+            break
 
 
 def give_memory_back() -> None:

@@ -124,7 +124,7 @@ SAYS = {
     "dies early": r"rank 1 .*\(exit code 3\)",
     "sends garbage": "rank 1 failed while what it sent was being read in the notebook: b'garbage' is not the beginning",
     "sends nonsense": "labkit lost track of the ranks: ",
-    "cannot read its job": r"(?s)rank [01] .*\(exit code 1\).*AttributeError: what the kernel has, and the rank has not",
+    "cannot read its job": r"(?s)rank [01] .*\(exit code 1\).*AttributeError: what the kernel has, and",
     # Seen by the notebook, or by the rank itself once something is asked of it.
     "closes everything": r"ConnectionError: its channel has ended, and it goes on|rank 1 .*\(exit code 1\)",
 }
