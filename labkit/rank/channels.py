@@ -1,7 +1,4 @@
-"""How a rank speaks with the notebook during one job: events go there, words ("stop") come back.
-
-`PipeChannel` is that of a rank which the notebook's process started. Launchers have others, through files.
-"""
+"""How a rank speaks with the notebook during one job: events go there, words ("stop") come back."""
 
 from __future__ import annotations
 
@@ -243,15 +240,19 @@ class EachItsOwn:
 class Channel:
     """A rank's channel to the notebook during one job: takes records there and knows what the notebook has said.
 
+    What a thread sends that outlives its job is dropped: it is no other job's.
+
     It is that of one process. What a rank has forked, a DataLoader's worker, say, has a copy of it, but not of the
     threads that may have held its locks, and what both write would mix. So nothing is sent from there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue: EventQueue, rank: int) -> None:
+        self.rank = rank
+        self._queue = queue
+        self._is_over, self._lock = False, threading.Lock()
         self._pid = os.getpid()
         self.stop_asked_s: float | None = None
         """When this rank heard that it should stop, as `time.monotonic()`."""
-        self.rank = -1
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.memory: Memory | None = None
@@ -276,10 +277,9 @@ class Channel:
     def send(self, event: events.Event) -> None:
         """Send one event to the notebook. Raises RuntimeError in a process that is not the rank's own."""
         self.check_process(f"{type(event).__name__} was to be sent")
-        self._send(event)
-
-    def _send(self, event: events.Event) -> None:
-        raise NotImplementedError
+        with self._lock:
+            if not self._is_over:
+                self._queue.put(event)
 
     def attach(self, kind: str, value: Any) -> None:
         """Send what else there is to say of this rank, as `events.Attached`: plain values."""
@@ -292,39 +292,16 @@ class Channel:
         """
         if word == "stop":  # perhaps again, for hooks that answer
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
-        for hook in self.hooks:
-            try:
+        try:
+            for hook in self.hooks:
                 hook.receive(word, self)
-            except BaseException:
-                traceback.print_exc()
-        if word == "details":
-            try:
+            if word == "details":
                 self.send(events.Answered(self.rank))
-            except Exception:
-                traceback.print_exc()
+        except BaseException:
+            traceback.print_exc()
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""
-        raise NotImplementedError
-
-
-class PipeChannel(Channel):
-    """The channel of a rank that the notebook's process started."""
-
-    def __init__(self, queue: EventQueue, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self._queue = queue
-        self._is_over, self._lock = False, threading.Lock()
-
-    def _send(self, event: events.Event) -> None:
-        """Put one event on the queue. What a thread sends that outlives its job is dropped: it is no other job's."""
-        with self._lock:
-            if not self._is_over:
-                self._queue.put(event)
-
-    def end(self, event: events.Exit) -> None:
-        """Put the last one."""
         self.check_process("Exit was to be sent")
         with self._lock:
             self._is_over = True

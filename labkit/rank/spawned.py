@@ -7,13 +7,15 @@ import sys
 import threading
 import traceback
 from queue import SimpleQueue as JobQueue
-from typing import Any
+
+import torch
 
 import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: imported before it comes
 from labkit.protocol import events
-from labkit.rank import descendants, first_step, script_compat
-from labkit.rank.channels import PipeChannel, RankPipes, receive
+from labkit.rank import descendants
+from labkit.rank.channels import Channel, RankPipes, receive
 from labkit.rank.main import RankTask, do_jobs, fast_exit
+from labkit.rank.script_compat import bars, children
 from labkit.rank.signals import handle_signals
 from labkit.system import host
 
@@ -29,60 +31,51 @@ def main(_: int, ends: RankPipes) -> None:
         descendants.adopt()
         handle_signals(ends.stacks.fileno())
         host.redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
-        script_compat.begin_spawned()
+        children.prepare()
+        bars.as_text()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
-        inbox = Inbox(ends)
-        if inbox.is_empty:
-            first_step.warm_up()
+        tasks: JobQueue[RankTask | None] = JobQueue()
+        threading.Thread(target=_listen, args=(ends, tasks), name="labkit-inbox", daemon=True).start()
+        if tasks.empty():
+            warm_up()
         ends.queue.put(events.Ready())
-        code = do_jobs(inbox.next_task)
+        code = do_jobs(tasks.get)
     except BaseException:
         traceback.print_exc()
     finally:
         fast_exit(code)
 
 
-class Inbox:
-    """Where a process that the notebook started finds its jobs. The process ends if the notebook is gone."""
+def warm_up() -> None:
+    """Import what an optimizer needs, half of the compiler, and take the first faults of a first step."""
+    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
+    optimizer.step()
 
-    def __init__(self, ends: RankPipes) -> None:
-        self._ends = ends
-        self._tasks: JobQueue[RankTask | None] = JobQueue()
-        self._channel: PipeChannel | None = None
-        threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
 
-    def next_task(self) -> RankTask | None:
-        """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
-        return self._tasks.get()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no work has come."""
-        return self._tasks.empty()
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                try:
-                    word = receive(self._ends.inbox)
-                except (EOFError, OSError) as error:
-                    print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
-                    break
-                self._take(word)
-        except BaseException:
-            traceback.print_exc()
-            print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
-        finally:
-            fast_exit(1)
-
-    def _take(self, word: Any) -> None:
-        if word == "leave":
-            self._tasks.put(None)
-        elif isinstance(word, tuple):
-            job, info, memory = word
-            # What is said from now on is of this job, and not of the last.
-            self._channel = PipeChannel(self._ends.queue, info.rank)
-            self._channel.memory, self._channel.hooks = memory, job.own_hooks()
-            self._tasks.put(RankTask(job, info, self._channel))
-        elif self._channel is not None:
-            self._channel.receive(word)
+def _listen(ends: RankPipes, tasks: JobQueue[RankTask | None]) -> None:
+    """Receive jobs, and words for the newest. Ends the process if the notebook is gone."""
+    channel: Channel | None = None
+    try:
+        while True:
+            try:
+                word = receive(ends.inbox)
+            except (EOFError, OSError) as error:
+                print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
+                break
+            if word == "leave":
+                tasks.put(None)
+            elif isinstance(word, tuple):
+                job, info, memory = word
+                # What is said from now on is of this job, and not of the last.
+                channel = Channel(ends.queue, info.rank)
+                channel.memory, channel.hooks = memory, job.own_hooks()
+                tasks.put(RankTask(job, info, channel))
+            elif channel is not None:
+                channel.receive(word)
+    except BaseException:
+        traceback.print_exc()
+        print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
+    finally:
+        fast_exit(1)

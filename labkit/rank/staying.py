@@ -22,7 +22,6 @@ from labkit.protocol.job import Surroundings
 from labkit.rank import device, reserved_group, settings
 from labkit.system import host
 
-
 PASSES = 8
 """Of the garbage collector at most, one after the other."""
 

@@ -26,8 +26,8 @@ STAGES = {
     "import torch": "import torch",
     "what labkit's rank imports besides": "import labkit.rank.main",
     "an optimizer, which imports torch._dynamo, and a first step without a group": """
-from labkit.rank import first_step
-first_step.warm_up()
+from labkit.rank import spawned
+spawned.warm_up()
 """,
     "gloo, DDP, a step of 10 MB of parameters": """
 import torch.distributed as dist

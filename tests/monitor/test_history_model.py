@@ -54,7 +54,7 @@ class Model:
         self.given = [0] * ranks
         self.workers, self.batchers = [], []
         for rank in range(ranks):
-            channel = Channel()
+            channel = Channel(None, 0)
             channel.send = lambda log: self.history.add(pickle.loads(pickle.dumps(log)))
             batcher = batcher_of(LONG_S)(rank, channel.send, time.time())
             self.batchers.append(batcher)

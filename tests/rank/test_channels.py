@@ -14,7 +14,7 @@ import labkit
 from labkit.protocol import events
 from labkit.protocol.framing import HEADER, MARK
 from labkit.protocol.job import RankInfo
-from labkit.rank.channels import CorruptMessage, EventQueue, Messages, PipeChannel
+from labkit.rank.channels import Channel, CorruptMessage, EventQueue, Messages
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from tests.support.fake_engine import KeptChannel
@@ -116,7 +116,7 @@ def test_a_forked_process_is_told_that_it_cannot_speak_for_the_rank_also_while_a
 @pytest.mark.spawns
 def test_nothing_that_a_forked_process_sends_comes_between_what_the_rank_sends():
     queue = EventQueue()
-    channel = PipeChannel(queue, 1)
+    channel = Channel(queue, 1)
     with channel._lock:
         said = in_a_fork(lambda: channel.send(events.Exit(1, 0)))
     assert "Exit was to be sent in process" in said

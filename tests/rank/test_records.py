@@ -104,7 +104,7 @@ def test_calls_from_several_threads_are_all_sent(batcher):
 @pytest.fixture
 def logging_rank():
     """A worker whose log calls wait to be sent, and what has been sent."""
-    channel = Channel()
+    channel = Channel(None, 0)
     sent: list[Log] = []
     channel.send = sent.append
     batcher = batcher_of(LONG_S)(2, channel.send, time.time())

@@ -11,7 +11,7 @@ import psutil
 import torch.distributed as dist
 
 import labkit
-from labkit.rank.first_step import warm_up
+from labkit.rank.spawned import warm_up
 from labkit.system import host
 from tests.support import workloads
 

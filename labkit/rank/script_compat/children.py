@@ -30,16 +30,13 @@ from labkit.rank.notebook_main import new_main
 from labkit.system import host
 
 
-def reset_start_method() -> None:
-    """Have the processes that this one starts begin as a script's do; it was spawned, and would spawn its own, too.
+def prepare() -> None:
+    """Have what is typed in cells travel to those processes, and them and their server end with this one.
 
-    As in a script nothing has been chosen yet: it may call `set_start_method`, once.
+    They begin as a script's do; this one was spawned, and would spawn its own, too. As in a script nothing has been
+    chosen yet: it may call `set_start_method`, once.
     """
     multiprocessing.set_start_method(None, force=True)
-
-
-def prepare() -> None:
-    """Have what is typed in cells travel to those processes, and them and their server end with this one."""
     multiprocessing.set_forkserver_preload(["labkit.rank.script_compat.fork_server"])
     send_by_value()
     host.end_forks_with_this_process()  # a DataLoader's workers, say
