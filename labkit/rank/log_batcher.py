@@ -18,8 +18,7 @@ class LogBatcher:
 
     A message costs the notebook, which has no core of its own, more than the rank: how many there are decides what
     logging costs. A call after a pause of `interval_s` is sent at once; those that follow sooner wait for it, and are
-    sent together. What is left of a burst is sent by a background thread. What that thread's sending raises is raised
-    by the next call: nobody sees the thread, and it goes on. What still fails: of a rank that is killed, the calls of
+    sent together. What is left of a burst is sent by a background thread. What still fails: of a rank that is killed, the calls of
     its last `interval_s` may be lost.
     """
 
@@ -34,8 +33,6 @@ class LogBatcher:
         self._records: list[Log] = []
         """Earlier calls, with other names, that have not been sent either."""
         self._last_flush_s = 0.0
-        self._error: Exception | None = None
-        """What sending has raised in the background thread, until it is raised where the user logs."""
         self._lock = threading.RLock()
         self._closed = threading.Event()
         threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
@@ -53,25 +50,17 @@ class LogBatcher:
                 self.flush()
 
     def flush(self) -> None:
-        """Send what was collected. Raises what sending has raised in the background since the last call."""
+        """Send what was collected."""
         with self._lock:
-            self._send_all()
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
+            self._begin_record(self._names)
+            while self._records:
+                self._last_flush_s = time.time()
+                self._send(self._records.pop(0))
 
-    def close(self, failed: BaseException | None = None) -> None:
-        """Send the rest and end the background thread.
-
-        Raises what sending has raised and nobody has been told; noted on `failed`, where the rank ends with that.
-        """
+    def close(self) -> None:
+        """Send the rest and end the background thread."""
         self._closed.set()
-        try:
-            self.flush()
-        except Exception as error:
-            if failed is None:
-                raise
-            failed.add_note(f"Some log calls could not be sent: {type(error).__name__}: {error}")
+        self.flush()
 
     def _begin_record(self, names: tuple[str, ...]) -> None:
         if self._steps:
@@ -79,12 +68,6 @@ class LogBatcher:
             self._steps, self._times, self._values = [], [], []
             self._records.append(Log(self._rank, self._names, steps, times, values))
         self._names = names
-
-    def _send_all(self) -> None:
-        self._begin_record(self._names)
-        while self._records:
-            self._last_flush_s = time.time()
-            self._send(self._records.pop(0))
 
     def _is_due(self, now_s: float) -> bool:
         return not 0 <= now_s - self._last_flush_s < self.interval_s  # the clock may have been set back
@@ -98,12 +81,7 @@ class LogBatcher:
                     pause_s = self._last_flush_s + self.interval_s - now_s
                     continue
                 pause_s = self.interval_s
-                try:
-                    self._send_all()
-                except Exception as error:
-                    self._error = error
-                if self._error is not None:
-                    self._last_flush_s = 0.0  # so that the next call flushes, and raises it
+                self.flush()
 
 
 def number(name: str, value: Any, rank: int) -> float:

@@ -84,11 +84,9 @@ def end_if_forked(channel: Channel) -> None:
         return
     error, code = sys.exc_info()[1], 0
     try:
-        if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        elif error is not None:
-            code = 1
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             traceback.print_exception(error)
+            code = failure.exit_code(error)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
@@ -138,7 +136,7 @@ def run_job(task: RankTask, left_bytes: int) -> int:
         call_and_send_result(job, info, channel, log, settled)
         code = 0
     except BaseException as error:
-        log.close(error)
+        log.close()
         code = failure.exit_code(error)
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
