@@ -6,14 +6,12 @@ working folder is the notebook's.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import importlib.util
-import io
 import os
 import sys
 import types
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.protocol import modules
@@ -54,29 +52,10 @@ class Script(NamedTuple):
 
 
 def run(script: Script) -> None:
-    """Run a script as `__main__`. What a rank calls; raises what the script raises."""
-    with _as_python_would(script) as (main, file, spec):
-        code = spec.loader.get_code(spec.name) if spec else compile(_text(file), file, "exec", dont_inherit=True)
-        exec(code, vars(main))
+    """Run a script as `__main__`. What a rank calls; raises what the script raises.
 
-
-def _spec(module: str) -> Any:
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{module}.__main__")
-    if spec is None:
-        raise ModuleNotFoundError(f"python -m {module} finds no such module, nor a package with a __main__")
-    return spec
-
-
-def _text(file: str) -> bytes:
-    with io.open_code(file) as opened:
-        return opened.read()
-
-
-@contextlib.contextmanager
-def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, Any]]:
-    """Make this process that of the script. What reserved ranks run next finds it as it was."""
+    This process is that of the script meanwhile. What reserved ranks run next finds it as it was.
+    """
     script.check()
     path, imported = list(sys.path), set(sys.modules)
     try:
@@ -89,10 +68,19 @@ def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, An
         if spec:
             vars(main)["__loader__"] = spec.loader
         with notebook_main.in_place(main), children.sending_by_name():
-            yield main, file, spec
+            exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), vars(main))
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - imported:
             loaded_from = modules.file_of(sys.modules[name])
             if loaded_from is not None and modules.is_user_file(loaded_from):
                 del sys.modules[name]  # the next script imports it as it is then
+
+
+def _spec(module: str) -> Any:
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    if spec is None:
+        raise ModuleNotFoundError(f"python -m {module} finds no such module, nor a package with a __main__")
+    return spec
