@@ -18,8 +18,8 @@ class LogBatcher:
 
     A message costs the notebook, which has no core of its own, more than the rank: how many there are decides what
     logging costs. A call after a pause of `interval_s` is sent at once; those that follow sooner wait for it, and are
-    sent together. What is left of a burst is sent by a background thread. What still fails: of a rank that is killed, the calls of
-    its last `interval_s` may be lost.
+    sent together. What is left of a burst is sent by a background thread. What still fails: of a rank that is killed,
+    the calls of its last `interval_s` may be lost.
     """
 
     interval_s = 0.1
