@@ -1,8 +1,10 @@
-"""What is asked of the operating system. Here is what any system does, or an honest answer where it does nothing."""
+"""What is asked of the operating system. Here is what every system with POSIX calls does, or an honest answer where it
+does nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
@@ -14,16 +16,23 @@ from typing import Any, ClassVar
 class System:
     """An operating system. A method that is not overridden does what is said here on every system."""
 
-    name: ClassVar[str] = "this system"
-
     # Ends with its notebook
 
-    kill_signal: ClassVar[int] = signal.SIGTERM
+    kill_signal: ClassVar[int] = signal.SIGKILL
     """Ends a process at once."""
-    signals_for_ranks: ClassVar[frozenset[int]] = frozenset()
-    """Those that a user may send to all processes of a job, for the ranks' own handlers."""
-    aborted_codes: ClassVar[frozenset[int]] = frozenset({3})
+    aborted_codes: ClassVar[frozenset[int]] = frozenset({-signal.SIGABRT, 128 + signal.SIGABRT})
     """Exit codes of a process that has called `abort`, as C++ does for an exception that nobody catches."""
+
+    stacks_signal: ClassVar[int] = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+    """Makes a rank write its main thread's stack, below Python: a real-time signal, which scripts hardly use, if the
+    system has some; else SIGUSR2."""
+    # All but those that nobody can handle, those of job control, a process's own faults, and labkit's own.
+    signals_for_ranks: ClassVar[frozenset[int]] = frozenset(signal.valid_signals()) - {
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+        *(signal.SIGCHLD, signal.SIGPIPE, stacks_signal, signal.SIGXFSZ),
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+    }
+    """Those that a user may send to all processes of a job, for the ranks' own handlers."""
 
     def die_with_parent(self) -> None:
         """Have this process killed when the one has gone that started it, if the system can do so."""
@@ -46,17 +55,25 @@ class System:
         return []
 
     def session(self, pid: int) -> int:
-        """Return the session that a process belongs to; equal for all where there are none. Raises OSError."""
-        return 0
+        """Return the session that a process belongs to. Raises OSError if it has ended."""
+        return os.getsid(pid)
 
     def reap(self) -> None:
-        """Take the exit codes of this process's children that have ended: they count as there until then."""
+        """Take the exit codes of this process's children that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
     def wait_for(self, pid: int) -> None:
         """Wait until a child that was killed has ended, and leave its exit code to others."""
+        # macOS has waitid from Python 3.13 on. Without it the child's end is not waited for: to ask in another way
+        # would take its exit code.
+        if (waitid := getattr(os, "waitid", None)) is not None:
+            waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def ignore_sigchld(self) -> None:
-        """Have the end of a child go unnoticed: a DataLoader would raise an exception wherever this process is."""
+        """Have the end of a child go unnoticed."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def node(self) -> str:
         """Return the machine's name."""
@@ -64,19 +81,29 @@ class System:
 
     # A rank's stack
 
-    stacks_signal: ClassVar[int] = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-    """Makes a rank write its main thread's stack, below Python: a real-time signal, which scripts hardly use, if the
-    system has some; else SIGUSR2."""
-
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
+        # The main thread's stack alone, to which the system delivers the signal. To write the others', which go on
+        # running meanwhile, crashes a process: one question in some hundreds, where a thread was reading PyTorch's
+        # recorder. Chained, to nothing: only then does faulthandler put `errno` back. Else a system call that has just
+        # failed raises "OSError: [Errno 0] Error" now and then, also where its failure was to be expected: a file that
+        # need not be there.
+        number = self.stacks_signal
+        signal.signal(number, signal.SIG_IGN)
+        faulthandler.register(number, file=file, all_threads=False, chain=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, number})
 
     def ask_for_stack(self, pid: int) -> bool:
-        """Send a process `stacks_signal`; return whether that could be done."""
-        return False
+        """Send a process `stacks_signal`; return whether it was still there."""
+        try:
+            os.kill(pid, self.stacks_signal)
+        except ProcessLookupError:
+            return False
+        return True
 
     def hold_back_signals(self) -> None:
         """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, self.stacks_signal})
 
     # The store
 
@@ -115,9 +142,9 @@ class System:
         """
         import psutil
 
+        # `memory_full_info` is refused for other processes on macOS, and could block indefinitely up to psutil 7.2.2.
         with contextlib.suppress(psutil.Error):
-            memory = psutil.Process(pid).memory_full_info()
-            return int(getattr(memory, "uss", 0) or memory.rss)
+            return int(psutil.Process(pid).memory_info().rss)
         return 0
 
     def forget_peak(self) -> None:
@@ -156,15 +183,15 @@ class System:
 
     def open_descriptor(self, pid: int, descriptor: int) -> int:
         """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""
-        raise OSError(f"{self.name} does not open what another process has open")
+        raise OSError("this system does not open what another process has open")
 
     def path_of(self, descriptor: int) -> str:
         """Return a path by which this process can open once more what it has open. Raises OSError."""
-        raise OSError(f"{self.name} has no such paths")
+        raise OSError("this system has no such paths")
 
     def new_memory(self) -> int:
         """Return a descriptor of new memory that `open_descriptor` can open from another process. Raises OSError."""
-        raise OSError(f"{self.name} does not open what another process has open")
+        raise OSError("this system does not open what another process has open")
 
     def open_sockets(self) -> dict[str, int]:
         """Return this process's sockets by name, with a descriptor of each; {} where the system does not list them."""

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from labkit.system.base import System
-from labkit.system.posix import Posix
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 _libc = ctypes.CDLL(None)
 
 
-class Linux(Posix):
+class Linux(System):
     """Linux, with glibc or musl."""
 
-    name: ClassVar[str] = "Linux"
     lends_bound_ports: ClassVar[bool] = True
     opens_others_descriptors: ClassVar[bool] = True
     # libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds
@@ -102,6 +100,14 @@ class Linux(Posix):
             for row in _read(f"/proc/{pid}/status").splitlines():
                 if row.startswith("VmHWM:"):
                     return int(row.split()[1]) * 1024
+        return 0
+
+    def unique_bytes(self, pid: int) -> int:
+        """Return what a process has for itself alone, in bytes; 0 if it has ended."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_full_info().uss)
         return 0
 
     def forget_peak(self) -> None:
