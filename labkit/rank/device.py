@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.pages import help_hint
 from labkit.rank.file_store import exchange
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
     Raises RuntimeError if the GPUs are not those that the notebook has counted.
     """
     here = 0 if job.cuda_devices == 0 else torch.cuda.device_count()
-    _check_that_cuda_sees(here)
     if job.cuda_devices is not None:
         _check_count(here, job.cuda_devices, info)
         count = job.cuda_devices
@@ -156,22 +154,6 @@ def _check_count(here: int, counted: int, info: RankInfo) -> None:
             f"rank {info.rank} finds {here} GPUs where the notebook found {counted}: one has failed, or "
             f"CUDA_VISIBLE_DEVICES has changed (it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r} here). "
             "Look at nvidia-smi, and restart the kernel so that it counts again"
-        )
-
-
-_begun_with: list[str | None] = []
-"""CUDA_VISIBLE_DEVICES when CUDA was initialised in this process."""
-
-
-def _check_that_cuda_sees(here: int) -> None:
-    """Raise RuntimeError if this process, which stays from job to job, has begun with other GPUs than it is to use."""
-    now = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not torch.cuda.is_initialized():
-        _begun_with[:] = [now]
-    elif _begun_with and here and _begun_with[0] != now:
-        raise RuntimeError(
-            f"CUDA_VISIBLE_DEVICES is {now!r} now, and was {_begun_with[0]!r} when this rank began to use its GPU: "
-            f"CUDA reads it once. Close the session and make a new one\n{help_hint('gpu')}"
         )
 
 

@@ -119,15 +119,6 @@ def test_where_each_rank_sees_one_gpu_code_for_torchrun_finds_its_own(other, mon
         assert os.environ["LOCAL_RANK"] == "0"
 
 
-def test_devices_that_have_changed_under_a_rank_are_told(monkeypatch):
-    Cuda(monkeypatch, 2)
-    settle(A_JOB._replace(cuda_devices=2, backend=OWN_GPU), RankInfo(0, 0, 2, 2), dist.HashStore())
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES is '1' now, and was 'as it was' when this rank began"):
-        settle(A_JOB._replace(cuda_devices=1, backend=OWN_GPU), RankInfo(0, 0, 1, 1), dist.HashStore())
-
-
 # What is said
 
 
