@@ -14,7 +14,6 @@ import builtins
 import contextlib
 import enum
 import functools
-import getpass
 import importlib
 import inspect
 import io
@@ -186,8 +185,7 @@ class Pickler(cloudpickle.Pickler):
         if name:
             self.met[name] = value
         if type(value) is _Cached and by_value._lookup_module_and_qualname(value, value.__qualname__) is None:
-            others = {k: given for k, given in vars(value).items() if k not in ("__wrapped__", "cache_parameters")}
-            return cached, (value.__wrapped__, value.cache_parameters()), others, None, None, set_attributes
+            return cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
         return _with_all_attributes(value, reduced) if isinstance(value, type) else reduced
 
@@ -280,9 +278,6 @@ def _in_a_script(value: Any) -> tuple[types.ModuleType, str] | None:
             return sys, name
     if type(value).__module__ == "IPython.core.autocall":  # `exit` and `quit`
         return builtins, "exit"
-    is_kernels = isinstance(value, types.MethodType) and type(value.__self__).__module__.startswith("ipykernel.")
-    if is_kernels and value.__name__ == "getpass":
-        return getpass, "getpass"  # a cell that imports it by its name gets the kernel's
     return None
 
 
@@ -449,12 +444,6 @@ def code_of(file: str, make: Callable[..., types.CodeType], args: Any) -> types.
 def cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     """Return a function with a cache of its own."""
     return functools.lru_cache(**parameters)(function)
-
-
-def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
-    """Give a function its attributes."""
-    for name, given in attributes.items():
-        setattr(value, name, given)
 
 
 # Tensors in shared memory
