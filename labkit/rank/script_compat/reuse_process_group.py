@@ -87,12 +87,9 @@ class ReuseProcessGroup(RankHook):
 
 def _put_in_place() -> None:
     """Put ours in the place of torch's, also where it has been imported by its name: in a script, say."""
-    main = sys.modules["__main__"]
     for module in list(sys.modules.values()):
-        names = vars(module) if hasattr(module, "__dict__") else {}
-        for name in list(names) if module is main else ("init_process_group",):
-            if names.get(name) is _init_process_group:
-                names[name] = _init_as_under_torchrun
+        if getattr(module, "__dict__", {}).get("init_process_group") is _init_process_group:
+            vars(module)["init_process_group"] = _init_as_under_torchrun
 
 
 @functools.wraps(_init_process_group)
