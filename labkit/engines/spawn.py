@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.spawn
 import os
-import select
 import sys
 import threading
 import time
@@ -73,11 +72,7 @@ class RankProcess:
 
     def send(self, word: Any) -> None:
         """Send the process a word. One that has ended is deaf."""
-        with self._inbox_lock:
-            self._send(word)
-
-    def _send(self, word: Any) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with self._inbox_lock, contextlib.suppress(OSError, ValueError):
             send(self._inbox, word)
 
     @property
@@ -92,23 +87,7 @@ class RankProcess:
 
         A rank that has not read its job yet has nothing to keep, or to tell; one that has ended is deaf.
         """
-        if self._inbox_lock.acquire(blocking=False):
-            try:
-                if self._has_room():
-                    self._send(word)
-                    return
-            finally:
-                self._inbox_lock.release()
         threading.Thread(target=self.send, args=(word,), name="labkit-say", daemon=True).start()
-
-    def _has_room(self) -> bool:
-        """Whether a word can be written at once, or nobody is there to read it."""
-        look = select.poll()
-        try:
-            look.register(self._inbox.fileno(), select.POLLOUT)
-        except OSError:  # it has been closed
-            return True
-        return bool(look.poll(0))
 
     def ask_for_stacks(self) -> bool:
         """Have the process write its main thread's stack to `stacks`; return whether it can.
