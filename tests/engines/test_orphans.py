@@ -133,8 +133,12 @@ class Trial:
         pids = {str(process.pid) for process in self._seen}
         shared = {path for path in self._shared if os.path.exists(path)}
         shared |= {name for name in os.listdir("/dev/shm") if name.startswith("torch_") and name.split("_")[1] in pids}
-        # PyTorch keeps its compiler's cache on purpose.
-        files = [str(path) for path in self.temp.rglob("*") if "torchinductor_" not in str(path.relative_to(self.temp))]
+        # PyTorch keeps its compiler's cache on purpose, and a DataLoader's worker that is killed leaves its socket.
+        files = [
+            str(path)
+            for path in self.temp.rglob("*")
+            if not str(path.relative_to(self.temp)).startswith(("torchinductor_", "pymp-"))
+        ]
         sockets = (self._listening & listening()).difference(*map(listening_of, apart))
         return [*processes, *sockets, *shared, *files]
 

@@ -169,9 +169,7 @@ def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(hel
     run.stop(0)
     assert run.status == "stopped"
     (said,) = run.warnings
-    assert said.startswith(
-        f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it (state "
-    )
+    assert said.startswith(f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it. ")
 
 
 def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):
