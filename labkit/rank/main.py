@@ -28,10 +28,8 @@ from labkit.rank import (
     current,
     descendants,
     failure,
-    file_store,
     notebook_main,
     process_group,
-    reserved_group,
     settings,
     staying,
 )
@@ -130,7 +128,7 @@ def run_job(task: RankTask, left_bytes: int) -> int:
     channel.hooks = (ReportCollectives(), CaptureLocals(), ReuseProcessGroup(), *channel.hooks)
     code, store = 1, None
     try:
-        settled, store = join(*task) if job.stays is None else reserved_group.join(*task, set_up)
+        settled, store = process_group.join_for(*task, set_up)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         failure.show_lines_of(job.cells)
         call_and_send_result(job, info, channel, log, settled)
@@ -155,7 +153,9 @@ def call_and_send_result(job: Job, info: RankInfo, channel: Channel, log: LogBat
     channel.during = "receiving the function"
     try:
         with notebook_main.of(job):
-            with hooked(job, channel):
+            with contextlib.ExitStack() as around:
+                for hook in channel.hooks:
+                    around.enter_context(hook.around(job, channel))
                 function, args, kwargs = unpack(job.function, settled.device)
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
@@ -186,26 +186,6 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(stopped := failure.behind(error), Stopped):
             raise stopped from None
         raise
-
-
-def join(job: Job, info: RankInfo, channel: Channel) -> tuple[devices.Settled, dist.Store]:
-    """Set this rank up for a job, and join its process group; return where it computes, and the ranks' store."""
-    set_up(job, info)
-    channel.during = "joining the process group"
-    store = file_store.rendezvous(job, info)
-    channel.during = "starting"
-    settled = devices.settle(job, info, store)
-    channel.during = "joining the process group"
-    process_group.join(info, settled, store)
-    return settled, store
-
-
-def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
-    """Return the context in which the function is called, as the job's hooks make it."""
-    with contextlib.ExitStack() as around:
-        for hook in channel.hooks:
-            around.enter_context(hook.around(job, channel))
-        return around.pop_all()
 
 
 def set_up(job: Job, info: RankInfo) -> None:

@@ -1,24 +1,35 @@
-"""How a rank joins its process group and leaves it. Runs in the rank's own process."""
+"""How a rank joins its process group and leaves it. Runs in the rank's own process.
+
+On reserved ranks cells have a group that stays from cell to cell; a launch has a group of its own, as in a new process.
+
+A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
+learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
+refers to the group: a model kept in a global variable, the frames of an exception. gloo's connections then stay open,
+and a rank that waits in a collective waits indefinitely. So the connections that were made in joining are shut down, as
+the end of the process would do. What still fails: a subgroup's own connections (`new_group`) are not known here, so a
+rank that waits in a subgroup to which a failed rank still refers is ended after the usual grace.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.rank.device import is_nccl
-from labkit.rank.file_store import LocalFileStore, pause_s
-
-if TYPE_CHECKING:
-    from labkit.protocol.job import Job, RankInfo
-    from labkit.rank.device import Settled
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank.channels import Channel
+from labkit.rank.device import Settled, is_nccl, settle
+from labkit.rank.file_store import LocalFileStore, pause_s, rendezvous
+from labkit.system import host
 
 LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
@@ -27,6 +38,48 @@ CONNECTED_S = 0.35
 """As long, if it is in groups that the launched function has made: `new_group` may return here before the others have
 connected, and once this rank has left, they cannot. Less than what ranks are given after a failure
 (`Engine.failure_grace_s`), so that this rank ends by itself."""
+
+
+class Joined(NamedTuple):
+    """The process group that this process is in."""
+
+    number: int | None
+    """Of a group that stays from cell to cell; None for a job's own."""
+    settled: Settled
+    store: dist.Store
+    connections: frozenset[str]
+    """Made in joining it, as Linux names them."""
+
+
+_joined: Joined | None = None
+_cells_are_set_up = False
+
+
+def join_for(
+    job: Job, info: RankInfo, channel: Channel, set_up: Callable[[Job, RankInfo], None]
+) -> tuple[Settled, dist.Store]:
+    """Return where a job computes, and the store of its group, which is that of the last cell or is joined now.
+
+    `set_up` sets this rank's environment, threads and seeds.
+    """
+    global _joined, _cells_are_set_up
+    if _joined is not None and job.group is not None and _joined.number == job.group:
+        return _joined.settled, _joined.store
+    leave()
+    # Cells keep their settings and random states, also where a launch has ended their process group.
+    if job.group is None or not _cells_are_set_up:
+        set_up(job, info)
+    channel.during = "joining the process group"
+    store = rendezvous(job, info)
+    channel.during = "starting"
+    settled = settle(job, info, store)
+    channel.during = "joining the process group"
+    before = frozenset(host.open_sockets())
+    join(info, settled, store)
+    connections = frozenset(host.open_sockets()) - before if job.stays is not None else frozenset[str]()
+    _joined = Joined(job.group, settled, store, connections)
+    _cells_are_set_up = _cells_are_set_up or job.group is not None
+    return settled, store
 
 
 def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
@@ -99,11 +152,13 @@ def leave_together(
 
 
 def leave() -> None:
-    """Leave the process group, if this process is in one.
+    """Leave the process group, if this process is in one, at once and for good.
 
     gloo's threads look every 10 ms whether they are to end, so to destroy a group takes some 20 ms: it is only let go
     of here, and ends in a thread of its own, while the next job begins.
     """
+    global _joined
+    joined, _joined = _joined, None
     try:
         if dist.is_initialized():
             groups = list(dist.distributed_c10d._world.pg_map)
@@ -114,6 +169,19 @@ def leave() -> None:
     # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
     # ranks meet: this one and a new process would wait for each other indefinitely.
     dist.distributed_c10d._world.group_count = 0
+    if joined and joined.connections:
+        when_left(lambda: _shut_down(joined.connections))
+
+
+def _shut_down(connections: frozenset[str]) -> None:
+    """Shut down those connections of a group that are still there."""
+    for name, descriptor in host.open_sockets().items():
+        if name not in connections:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            # gloo ends the process if the socket on which it listens is shut down under it.
+            if not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 _leaving: threading.Thread | None = None

@@ -19,7 +19,7 @@ import torch
 
 from labkit.protocol import modules
 from labkit.protocol.job import Surroundings
-from labkit.rank import device, reserved_group, settings
+from labkit.rank import device, process_group, settings
 from labkit.system import host
 
 PASSES = 8
@@ -122,7 +122,7 @@ def around(is_cell: bool) -> Iterator[int]:
     try:
         yield _begin_to_measure(_new_bytes)
     finally:
-        reserved_group.leave()
+        process_group.leave()
         if loaded := sys.modules.get("torch.utils.data._utils.signal_handling"):
             # It sets its handler for a dead worker process once, and believes that it is still there.
             vars(loaded)["_SIGCHLD_handler_set"] = False
