@@ -75,15 +75,13 @@ def look(rank: int, trace: TracebackType | None = None) -> Collectives:
     for backend in sorted(_backends()):
         try:
             entries += recorded(backend)
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, RuntimeError, ValueError):
             unknown = f"PyTorch {torch.__version__} records no calls of {backend}"
-        except (RuntimeError, ValueError) as error:
-            unknown = f"the recorder of {backend} could not be read ({error})"
     if not entries and os.environ.get("TORCH_FR_BUFFER_SIZE") == "0":
         unknown = "the recorder is off: TORCH_FR_BUFFER_SIZE=0 was set when the ranks were started"
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
     calls = [_call(entry) for entry in entries if not entry.get("is_p2p")]
-    return Collectives(rank, _newest(calls), _groups(), _transfer(trace), unknown)
+    return Collectives(rank, _newest(calls), groups(), _transfer(trace), unknown)
 
 
 def _newest(calls: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
@@ -131,12 +129,8 @@ def _dtype(name: str) -> str:
     return DTYPES.get(name, name.lower())
 
 
-def look_at_groups(rank: int) -> Collectives:
-    """Return the groups that this rank is in, without its calls."""
-    return Collectives(rank, groups=_groups(), unknown=RETURNED)
-
-
-def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+def groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Return the groups that this rank is in: name, description, ranks."""
     world: Any = distributed_c10d._world
     # A copy: the main thread may be making one. Of groups that it is not in, the rank knows the members and no name.
     return tuple(

@@ -104,7 +104,8 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
                 _say_calls(channel)
             elif dist.is_initialized() and distributed_c10d._world.group_count > 1:
                 # A rank in no group but the first says so, too: then nobody expects it in another's call.
-                channel.attach(KIND, tuple(recorder.look_at_groups(channel.rank)))
+                here = recorder.Collectives(channel.rank, groups=recorder.groups(), unknown=recorder.RETURNED)
+                channel.attach(KIND, tuple(here))
     finally:
         for module in (distributed_c10d, dist):
             module.destroy_process_group = real  # type: ignore[attr-defined]

@@ -277,7 +277,7 @@ class StepWatch:
             phases={part: within(when) for part, when in phases.items()},
             busy=within(profiler.busy(found)),
             calls=tuple(placed(call) for call in calls if start_s <= call.start_s < end_s),
-            groups={name: len(ranks) for name, _, ranks in recorder.look_at_groups(self._record.rank).groups},
+            groups={name: len(ranks) for name, _, ranks in recorder.groups()},
             file=profiler.as_file(self._profiler),
         )
 
