@@ -38,7 +38,7 @@ def rendezvous(job: Job, info: RankInfo) -> dist.Store:
         address, port = str(url.hostname), int(url.port or 0)
         store = _open_tcp_store(address, port, info.rank == 0)
     else:
-        store = open_file_store(job.store)
+        store = LocalFileStore(job.store)
     # With the third, nobody starts ranks once more (Lightning would).
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="labkit")
     serve_master_port(store)
@@ -89,16 +89,6 @@ _kept: list[LocalFileStore] = []
 what PyTorch still refers to would be without its methods here."""
 
 
-def open_file_store(path: str | os.PathLike[str], timeout_s: float = JOIN_S) -> dist.Store:
-    """Return the store in a file; the first process that opens it makes the file.
-
-    Args:
-        path: in a folder that is there.
-        timeout_s: how long the store waits for a key.
-    """
-    return LocalFileStore(os.fspath(path), timeout_s)
-
-
 def pause_s(waited_s: float) -> float:
     """Return how long to wait until the next look for something that has been waited for so long, both in s."""
     least_s, greatest_s = LOOK_S
@@ -113,11 +103,14 @@ def exchange(store: dist.Store, key: str, mine: str, info: RankInfo) -> list[str
 
 
 class LocalFileStore(dist.Store):
-    """PyTorch's `FileStore`, that looks more often for what it waits for, and fails at once when its folder is gone."""
+    """PyTorch's `FileStore`, that looks more often for what it waits for, and fails at once when its folder is gone.
+
+    The first process that opens it makes the file. `timeout_s` is how long it waits for a key.
+    """
 
     timeout: timedelta  # as PyTorch has it
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, timeout_s: float = JOIN_S) -> None:
         super().__init__()
         self._path, self._folder = path, os.path.dirname(path)
         if not os.path.isdir(self._folder):
@@ -175,16 +168,6 @@ class LocalFileStore(dist.Store):
 
     deleteKey = delete_key  # noqa: N815 - as PyTorch's native code calls it
 
-    def num_keys(self) -> int:
-        """Return how many keys there are."""
-        return self._there().num_keys()
-
-    getNumKeys = num_keys  # noqa: N815
-
     def clone(self) -> LocalFileStore:
         """Return another store in the same file."""
         return LocalFileStore(self._path, self.timeout.total_seconds())
-
-    def has_extended_api(self) -> bool:
-        """Return whether there is more; there is not."""
-        return False
