@@ -135,7 +135,7 @@ def launch(
         takes_worker=takes_worker(fn, args, kwargs),
     )
     observers: list[RunObserver] = [Debugger(wait), *([] if trace is None else [TraceObserver(trace)])]
-    name = printable(name or name_of(fn))
+    name = printable(str(name or name_of(fn)))
     engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
     run = Run(engine, world_size, name, stall_s, observers)
     run.launched_by = kernel.this_execution()

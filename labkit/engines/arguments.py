@@ -77,7 +77,7 @@ def check(asked: LaunchArgs, gpus: int | None) -> None:
     check_device(asked.device, asked.backend, gpus)
     check_seconds("stall_s", asked.stall_s)
     check_seconds("pg_timeout_s", asked.pg_timeout_s)
-    check_options(asked.seed, asked.name, asked.live, asked.watch)
+    check_options(asked.seed, asked.watch)
 
 
 def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Collection[str]) -> None:
@@ -88,8 +88,6 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: C
     if not callable(fn):
         raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
     title = name_of(fn)
-    if inspect.iscoroutinefunction(fn):
-        raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
     try:
         signature = inspect.signature(fn)
     except ValueError:  # some built-in functions do not say
@@ -161,25 +159,17 @@ def check_world_size(world_size: Any, gpus: int) -> int:
     return world_size
 
 
-def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
-    """Return the backend that was asked for. Raises TypeError or ValueError for one that cannot be used."""
-    if backend is None:
-        return None
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
-    known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
-    for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
-        library = part.rpartition(":")[2].lower()
-        if library not in known:
-            raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
+def check_backend(backend: Any, world_size: int, gpus: int | None) -> None:
+    """Raise ValueError for a backend that this PyTorch does not have, or not for so many ranks."""
+    for part in [] if backend is None else str(backend).lower().split(","):  # "gloo", or "cpu:gloo,cuda:nccl"
+        library = part.rpartition(":")[2]
         if not dist.is_backend_available(library):
-            raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
+            raise ValueError(f"unknown backend {backend!r} in this PyTorch; use 'gloo'")
         if library == "nccl" and gpus is not None and gpus < world_size:
             raise ValueError(
                 f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
                 f"found {gpus}. Use backend='gloo'"
             )
-    return backend.lower()
 
 
 def check_device(device: Any, backend: str | None, gpus: int | None) -> None:
@@ -202,13 +192,9 @@ def check_seconds(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a number of seconds greater than 0, or None; got {value!r}")
 
 
-def check_options(seed: Any, name: Any, live: Any, watch: Any) -> None:
+def check_options(seed: Any, watch: Any) -> None:
     """Raise TypeError or ValueError for any of these that is of no use."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is a text, got {name!r}")
-    if live not in (True, False, None):
-        raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
     if watch not in ("nan", None):
         raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")

@@ -77,12 +77,12 @@ class Session(Target):
         with naming("bad_argument"):
             gpus = torch.cuda.device_count()
             world_size = check_world_size(world_size, gpus)
-            backend = check_backend(backend, world_size, gpus)
+            check_backend(backend, world_size, gpus)
             check_device(device, backend, gpus)
             check_seconds("pg_timeout_s", pg_timeout_s)
         self.world_size = world_size
         """Number of ranks."""
-        placement = place(world_size, gpus, device, backend)
+        placement = place(world_size, gpus, device, backend and backend.lower())
         self.backend = placement.backend
         """Of the cells' process group."""
         self.device = device

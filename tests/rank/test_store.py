@@ -31,7 +31,7 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
     before = os.umask(mask)
     try:
         made = LocalRendezvous()
-        LocalFileStore(str(made.file)))
+        LocalFileStore(str(made.file))
     finally:
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
@@ -41,7 +41,7 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
 
 
 def test_two_processes_find_what_the_other_has_set(rendezvous):
-    one, other = (LocalFileStore(str(rendezvous.file))) for _ in range(2))
+    one, other = (LocalFileStore(str(rendezvous.file)) for _ in range(2))
     one.set("greeting", "hello")
     assert other.get("greeting") == b"hello"
     assert (one.add("count", 1), other.add("count", 2), one.add("count", 0)) == (1, 3, 3)
@@ -56,7 +56,7 @@ def test_two_processes_find_what_the_other_has_set(rendezvous):
 
 
 def test_what_does_not_come_is_named(rendezvous):
-    store = LocalFileStore(str(rendezvous.file)), timeout_s=0.05)
+    store = LocalFileStore(str(rendezvous.file), timeout_s=0.05)
     store.set("here", "")
     for wait in (
         lambda: store.get("nowhere"),
@@ -68,9 +68,9 @@ def test_what_does_not_come_is_named(rendezvous):
 
 
 def test_a_store_whose_run_is_over_says_so_at_once(rendezvous):
-    store, native = LocalFileStore(str(rendezvous.file))), LocalFileStore(str(rendezvous.file))).in_native_code
+    store, native = LocalFileStore(str(rendezvous.file)), LocalFileStore(str(rendezvous.file)).in_native_code
     rendezvous.close()
-    for ask in (lambda: store.get("key"), lambda: store.add("key", 1), lambda: LocalFileStore(str(rendezvous.file)))):
+    for ask in (lambda: store.get("key"), lambda: store.add("key", 1), lambda: LocalFileStore(str(rendezvous.file))):
         with pytest.raises(dist.DistStoreError, match="is gone, as when their run is over"):
             ask()
     assert type(native) is dist.FileStore
@@ -98,7 +98,7 @@ def master(monkeypatch, rendezvous):
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": rendezvous.port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    store = LocalFileStore(str(rendezvous.file)))
+    store = LocalFileStore(str(rendezvous.file))
     file_store.serve_master_port(store)
     return store
 

@@ -182,10 +182,6 @@ def takes_seed(worker, seed=3):
     """A parameter that launch has too."""
 
 
-async def asynchronous(worker):
-    """Not a function that a rank can call."""
-
-
 LOCK = threading.Lock()
 
 
@@ -202,7 +198,6 @@ uses_a_lock.__module__ = "__main__"  # as if typed in a cell: sent by value
     ("arguments", "options", "kind", "said"),
     [
         (("train",), {}, TypeError, "takes a function to call on every rank, got a str"),
-        ((asynchronous,), {}, TypeError, "async function"),
         ((takes_steps,), {}, TypeError, "missing a required argument: 'steps'"),
         ((takes_steps, 1, 2, 3), {}, TypeError, "too many positional arguments"),
         ((takes_steps, 1), {"epochs": 3}, TypeError, "unexpected keyword argument 'epochs'"),
@@ -210,12 +205,10 @@ uses_a_lock.__module__ = "__main__"  # as if typed in a cell: sent by value
         ((takes_seed,), {"seed": 4}, ValueError, "launch.. keeps seed=… for itself"),
         ((takes_steps, 1), {"world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
         ((takes_steps, 1), {"world_size": True}, TypeError, "whole number"),
-        ((takes_steps, 1), {"backend": "smoke"}, ValueError, "unknown backend 'smoke'; this PyTorch knows gloo"),
+        ((takes_steps, 1), {"backend": "smoke"}, ValueError, "unknown backend 'smoke'"),
         ((takes_steps, 1), {"backend": "nccl"}, ValueError, "GPU of its own|not built"),
         ((takes_steps, 1), {"stall_s": 0}, ValueError, "stall_s is a number of seconds greater than 0"),
         ((takes_steps, 1), {"seed": 0.5}, TypeError, "seed is a whole number or None"),
-        ((takes_steps, 1), {"name": 7}, TypeError, "name is a text"),
-        ((takes_steps, 1), {"live": "yes"}, TypeError, "live is True, False or None"),
         ((takes_steps, LOCK), {}, ValueError, r"argument 1 \(after the worker\) is a lock"),
         ((takes_steps, 1), {"lr": {"a": [LOCK]}}, ValueError, "argument lr=… is a dict, which .* '_thread.lock'"),
         ((uses_a_lock,), {}, ValueError, "'LOCK', which uses_a_lock uses, is a lock"),
