@@ -8,7 +8,7 @@ a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`
 a rank's output          `redirect_output`
 the store                `lends_bound_ports`; `rank_environment`, so that scripts open one there
 a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)
-memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`
+memory now and peak      `resident_bytes`, `peak_bytes`
 a rank's environment     `rank_environment`, `set_start_environment`
 
 Standard library only, but for psutil where the system itself does not tell: an agent imports no torch before its ranks.

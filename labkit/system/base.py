@@ -135,18 +135,6 @@ class System:
             return int(getattr(memory, "peak_wset", memory.rss))
         return 0
 
-    def unique_bytes(self, pid: int) -> int:
-        """Return what a process has for itself alone, in bytes; all that is resident where the system tells no more.
-
-        0 if it has ended.
-        """
-        import psutil
-
-        # `memory_full_info` is refused for other processes on macOS, and could block indefinitely up to psutil 7.2.2.
-        with contextlib.suppress(psutil.Error):
-            return int(psutil.Process(pid).memory_info().rss)
-        return 0
-
     def forget_peak(self) -> None:
         """Begin to measure the peak of this process's memory anew, if the system can do so."""
 

@@ -102,14 +102,6 @@ class Linux(System):
                     return int(row.split()[1]) * 1024
         return 0
 
-    def unique_bytes(self, pid: int) -> int:
-        """Return what a process has for itself alone, in bytes; 0 if it has ended."""
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            return int(psutil.Process(pid).memory_full_info().uss)
-        return 0
-
     def forget_peak(self) -> None:
         """Begin to measure the peak of this process's memory anew."""
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as peak:

@@ -10,7 +10,7 @@ This code assumes that `take` and `done` come in pairs, from any thread; that wh
 going and the notebook is idle (`standby.idle`); what other programs do on the machine is no matter.
 
 After a run as many are spawned as the run had ranks; in a notebook with a user the first when labkit has been
-imported. Each takes some hundred MB (`unique_bytes()` says how much). `off()`, or LABKIT_STANDBY=off in the
+imported. Each takes some hundred MB. `off()`, or LABKIT_STANDBY=off in the
 environment, does without: every launch then starts its ranks cold.
 """
 
@@ -23,7 +23,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from labkit.engines.standby import idle
-from labkit.system import host
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
@@ -102,11 +101,6 @@ def warm() -> bool:
     with _lock:
         _look_who_is_warm()
         return bool(_ready) and not _wanted and not _importing.intersection(_ready)
-
-
-def unique_bytes() -> list[int]:
-    """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    return [host.unique_bytes(pid) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
