@@ -20,8 +20,7 @@ In a rank's process, for its whole life:
 
 In a rank's process, while the function runs:
 
-* `sys.breakpointhook`, `pdb.set_trace` (`rank.debugging`): you answer under the cell; `input`, `getpass.getpass`: an
-  error says what to do, where a rank has no terminal. Put back after the function.
+* `sys.breakpointhook`, `pdb.set_trace` (`rank.debugging`): you answer under the cell. Put back after the function.
 * `ProcessGroup.send` and the like, and functional collectives (`rank.device`, only for CUDA tensors over gloo): gloo
   would crash on them. Put back after the function.
 * `dist.destroy_process_group` (`rank.report_collectives`): PyTorch tells nobody that a rank has left its group. Put

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import getpass
 import os
 import pdb
 import sys
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 from labkit.protocol.events import Asks
 from labkit.protocol.job import Job, RankHook
@@ -33,12 +31,11 @@ class Prompt(RankHook):
 
     @contextlib.contextmanager
     def around(self, job: Job, channel: Channel) -> Iterator[None]:
-        """Have `breakpoint()` stop here. `input()` raises: all ranks would read from one terminal, or from none."""
+        """Have `breakpoint()` stop here."""
         self._cells, self._channel, self._written = job.cells, channel, ""
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._debugger: pdb.Pdb | None = None
         instead: dict[tuple[Any, str], Any] = {(sys, "breakpointhook"): self._stop, (pdb, "set_trace"): self._stop}
-        instead |= {(builtins, "input"): _no_input, (getpass, "getpass"): _no_input}
         before = [(owner, name, getattr(owner, name)) for owner, name in instead]
         tracer = sys.gettrace()
         try:
@@ -96,10 +93,3 @@ class Prompt(RankHook):
             if (line := self._lines.get()) is not None:
                 return f"{line}\n"
         raise Stopped(f"rank {self._channel.rank} stopped at a breakpoint")
-
-
-def _no_input(*_: Any, **__: Any) -> NoReturn:
-    raise EOFError(
-        f"rank {os.environ['RANK']} has no terminal to ask at with input() or getpass(): pass the value to "
-        "labkit.launch as an argument, or set an environment variable"
-    )

@@ -6,7 +6,6 @@ Asked for in pytorch #115517 and torchtitan #652.
 from __future__ import annotations
 
 import builtins
-import getpass
 import inspect
 import os
 import sys
@@ -186,14 +185,9 @@ def test_who_answers_or_why_nobody_can(monkeypatch, front_end, terminal, wait, e
     assert bool(debugger._why_nobody()) == bool(expected)
 
 
-def calls(worker, what):
+def calls(worker):
     if worker.rank == 1:
-        if what == "breakpoint":
-            breakpoint()
-        elif what == "input":
-            input("lr? ")
-        else:
-            getpass.getpass("key: ")
+        breakpoint()
     dist.barrier()
 
 
@@ -206,18 +200,10 @@ def said_of(*args, **options):
 
 @pytest.mark.spawns
 def test_headless_it_raises_at_once_and_names_rank_and_line(reserved):
-    failure = said_of(calls, "breakpoint", on=reserved)
+    failure = said_of(calls, on=reserved)
     line = line_of(calls, "    breakpoint()")
     assert f"rank 1 is at breakpoint() in {HERE}, line {line}, and nobody can answer: " in failure.diagnosis.headline
     assert "there is neither a notebook nor a terminal" in str(failure)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("what", ["input", "getpass"])
-def test_a_rank_has_no_terminal_to_ask_at_and_says_what_to_do(reserved, person, what):
-    person()
-    said = said_of(calls, what, on=reserved).diagnosis.headline
-    assert said.startswith("rank 1 failed: EOFError: rank 1 has no terminal to ask at with input() or getpass(): pass")
 
 
 @pytest.mark.spawns
