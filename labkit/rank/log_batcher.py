@@ -27,9 +27,7 @@ class LogBatcher:
     def __init__(self, rank: int, send: Callable[[Log], None], start_s: float) -> None:
         self._rank, self._send, self._start_s = rank, send, start_s
         self._names: tuple[str, ...] = ()
-        self._steps: list[int] = []
-        self._times: list[float] = []
-        self._values: list[float] = []
+        self._steps, self._times, self._values = array("q"), array("d"), array("d")
         self._records: list[Log] = []
         """Earlier calls, with other names, that have not been sent either."""
         self._last_flush_s = 0.0
@@ -38,14 +36,14 @@ class LogBatcher:
         threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
 
     def add(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
-        """Take one log call; blocks only if the notebook is far behind."""
+        """Take one log call; blocks only if the notebook is far behind. Raises OverflowError for a step beyond 64 bits."""
         now = time.time()
         with self._lock:
             if names != self._names:
                 self._begin_record(names)
             self._steps.append(step)
             self._times.append(now - self._start_s)
-            self._values += values
+            self._values.extend(values)
             if self._is_due(now):
                 self.flush()
 
@@ -64,9 +62,8 @@ class LogBatcher:
 
     def _begin_record(self, names: tuple[str, ...]) -> None:
         if self._steps:
-            steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
-            self._steps, self._times, self._values = [], [], []
-            self._records.append(Log(self._rank, self._names, steps, times, values))
+            self._records.append(Log(self._rank, self._names, self._steps, self._times, self._values))
+            self._steps, self._times, self._values = array("q"), array("d"), array("d")
         self._names = names
 
     def _is_due(self, now_s: float) -> bool:

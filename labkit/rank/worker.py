@@ -20,9 +20,6 @@ from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
 from labkit.rank.stop_agreement import StopAgreement
 
-LEAST_STEP, GREATEST_STEP = -(2**63), 2**63 - 1
-"""The history keeps steps in 64 bits."""
-
 
 class Worker:
     """One rank's info in the run: what the launched function gets as its first argument."""
@@ -57,7 +54,7 @@ class Worker:
         `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
         the comparison.
 
-        Raises TypeError for a value that is not one number, ValueError for a reserved name or a step beyond 64 bits,
+        Raises TypeError for a value that is not one number, ValueError for a reserved name, OverflowError for a step beyond 64 bits,
         FloatingPointError for a NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked to stop, and
         RuntimeError in a process that the rank has started, a DataLoader's worker, say.
         """
@@ -66,8 +63,8 @@ class Worker:
         if step is None:
             step = self._next_step
             self._next_step += 1
-        elif type(step) is not int or not LEAST_STEP <= step <= GREATEST_STEP:
-            step = self._step(step)
+        elif type(step) is not int:
+            step = self._whole_number(step)
         names = tuple(values)
         try:
             names = self._known_names[names]
@@ -117,16 +114,6 @@ class Worker:
             return operator.index(value)
         except TypeError:
             raise TypeError(f"rank {self.rank}: a step is a whole number, got {value!r:.60}") from None
-
-    def _step(self, value: Any) -> int:
-        step = self._whole_number(value)
-        if not LEAST_STEP <= step <= GREATEST_STEP:
-            what = str(step) if step.bit_length() < 200 else f"an int of {step.bit_length()} bits"
-            raise ValueError(
-                f"rank {self.rank}: worker.log(step=…) takes a whole number from −2**63 to 2**63 − 1, got {what}. "
-                "Count the steps; an id or a hash belongs into what the function returns"
-            )
-        return step
 
     def _check_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if not names:
