@@ -152,11 +152,6 @@ class Listener:
 
     def _explained(self, error: BaseException) -> tuple[str, str]:
         what = f"{type(error).__name__}: {error}".rstrip(" :")
-        if isinstance(error, MemoryError):
-            return what, (
-                f"The notebook's process has not enough memory for what rank {self._rank} sent. Return less, or save "
-                "it to a file there and return the path."
-            )
         if isinstance(error, CorruptMessage):
             return (
                 f"{error}; two processes wrote into its channel at once?",
