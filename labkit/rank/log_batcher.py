@@ -36,7 +36,10 @@ class LogBatcher:
         threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
 
     def add(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
-        """Take one log call; blocks only if the notebook is far behind. Raises OverflowError for a step beyond 64 bits."""
+        """Take one log call; blocks only if the notebook is far behind.
+
+        Raises OverflowError for a step beyond 64 bits.
+        """
         now = time.time()
         with self._lock:
             if names != self._names:

@@ -54,9 +54,9 @@ class Worker:
         `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
         the comparison.
 
-        Raises TypeError for a value that is not one number, ValueError for a reserved name, OverflowError for a step beyond 64 bits,
-        FloatingPointError for a NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked to stop, and
-        RuntimeError in a process that the rank has started, a DataLoader's worker, say.
+        Raises TypeError for a value that is not one number, ValueError for a reserved name, OverflowError for a step
+        beyond 64 bits, FloatingPointError for a NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked
+        to stop, and RuntimeError in a process that the rank has started, a DataLoader's worker, say.
         """
         if os.getpid() != self._pid:
             self._channel.check_process("worker.log was called")
