@@ -241,7 +241,8 @@ def test_the_cell_that_waits_asks(tmp_path):
         asked = [answer(line) for line in ("p x", "c", "p x", "c")]
         notebook.finish(cell)
         assert cell.error is None, cell.error
-        assert asked == [*["(rank 0) "] * 2, *["(rank 1) "] * 2]
+        first, second = ["(rank 0) "] * 2, ["(rank 1) "] * 2
+        assert asked in (first + second, second + first), "whichever got there first"
         assert f"> Cell In[{defined.number}](4)train()\n-> dist.all_reduce(x)\n" in cell.stdout
         assert "tensor([0.])\n" in cell.stdout
         assert "tensor([1.])\n" in cell.stdout
