@@ -62,7 +62,7 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
 def _page_of_report(culprit: RankFacts) -> str:
     assert culprit.failure is not None
     is_of_gpu = CUDA_ERROR.search(culprit.failure.summary)
-    return recognise(culprit).page or ("gpu" if is_of_gpu else "rank_failed")
+    return recognise(culprit) or ("gpu" if is_of_gpu else "rank_failed")
 
 
 def reported(culprit: RankFacts) -> tuple[str, str]:
@@ -73,7 +73,7 @@ def reported(culprit: RankFacts) -> tuple[str, str]:
     headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
     if culprit.last_step is not None:
         headline += f" (after logging step {culprit.last_step})"
-    return headline, "\n\n".join(filter(None, (failure.traceback.rstrip(), recognise(culprit).cause)))
+    return headline, failure.traceback.rstrip()
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -131,16 +131,13 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         ]
     elif how in hints:
         lines.append(hints[how])
-    known = recognise(culprit)
-    if known.cause:
-        lines.append(known.cause)
     if where := str(culprit.stack or culprit.crash.rstrip()):
         lines.append(where)
     if is_exit(culprit.exit_code):
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
         lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
-    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else known.page or "rank_died"
+    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else recognise(culprit) or "rank_died"
 
 
 def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:

@@ -133,7 +133,7 @@ def explain(
             return None
         if blamed := free or sorted(wait.late, key=lambda r: -wait.late[r])[:1]:
             where = [str(stack) for r in blamed if (stack := known.facts[r].stack)]
-            page = recognise(victim).page or "hang"
+            page = recognise(victim) or "hang"
             return blamed[0], known.was_late(blamed, limit, victim, wait), "\n\n".join([*where, met]), page
         if not wait.absent:
             return None
