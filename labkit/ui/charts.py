@@ -80,9 +80,6 @@ FONT_SIZE = 12
 LINE_HEIGHT = 19
 """Pixels per line of a title."""
 
-DESCRIBED = 6
-"""Curves, or bars, that a chart's words describe, at most."""
-
 PANEL_CHARACTERS = 30
 """In the title of one of two panels side by side; in the middle of a longer one stands "…"."""
 
@@ -104,14 +101,14 @@ class Chart(go.Figure):
     def _ipython_display_(self) -> None:
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
         # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
-        kernel.display(self.bundle(), metadata=self.metadata(), raw=True)
+        kernel.display(self.bundle(), raw=True)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, validate: bool = True, **_: Any) -> Any:
         return self.bundle()
 
     def update_shown(self, handle: Any) -> None:
         """Show it in the place of what has been displayed with this handle."""
-        handle.update(self.bundle(), metadata=self.metadata(), raw=True)
+        handle.update(self.bundle(), raw=True)
 
     def bundle(self) -> dict[str, Any]:
         """Return the chart by MIME type, as a notebook shows it."""
@@ -123,17 +120,6 @@ class Chart(go.Figure):
             bundle["text/html"] = self.to_html(full_html=False, include_plotlyjs="cdn", config=CONFIG)
         return bundle
 
-    def metadata(self) -> dict[str, Any]:
-        """Return what a notebook keeps beside it: the picture's alternative text."""
-        return {"image/png": {"alt": self.words()}}
-
-    def words(self, title: str = "") -> str:
-        """Return what the chart shows, for those who cannot see it. `title` is for one that has none."""
-        title = (self.layout.title.text or title or "chart").replace("<br>", " ")
-        drawn = [said for trace in self.data if (said := _said(trace))]
-        more = f"; {len(drawn) - DESCRIBED} more" if len(drawn) > DESCRIBED else ""
-        return f"{title}: {'; '.join(drawn[:DESCRIBED])}{more}" if drawn else title
-
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
         plain = json.loads(self.to_json())
@@ -143,30 +129,6 @@ class Chart(go.Figure):
         for scale in ("colorscale", "geo", "mapbox", "scene", "ternary", "polar"):
             template.get("layout", {}).pop(scale, None)
         return {**plain, "config": CONFIG}
-
-
-def _said(trace: Any) -> str:
-    """Return what a curve or some bars show, in words; "" for what has none."""
-    if trace.type == "bar":
-        along, across = (trace.x, trace.y) if trace.orientation == "h" else (trace.y, trace.x)
-        numbers = _numbers(along)
-        return ", ".join(f"{label} {value:.3g}" for label, value in zip(across, numbers, strict=False))[:200]
-    if trace.type != "scatter":
-        return ""
-    y = _numbers(trace.y)
-    y = y[np.isfinite(y)]
-    if not len(y):
-        return ""
-    name = " ".join(filter(None, (str(trace.meta[0]) if trace.meta else "", trace.name)))
-    return f"{name} from {y[0]:.3g} to {y[-1]:.3g}, least {y.min():.3g}, greatest {y.max():.3g}".strip()
-
-
-def _numbers(values: Any) -> Any:
-    """Return values as numbers; none where they are something else."""
-    try:
-        return np.asarray([] if values is None else values, dtype=float)
-    except (TypeError, ValueError):
-        return np.array([])
 
 
 def style(figure: go.Figure, title: str | None = None, height: int | None = None) -> go.Figure:

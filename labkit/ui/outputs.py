@@ -17,27 +17,6 @@ CHILD = ".jp-OutputArea-child"
 SHOWN_ABOVE = f"{CHILD}:has(> .jp-OutputArea-output > .labkit-changes)"
 
 
-class Place:
-    """Where something is shown, and something else later.
-
-    JupyterLab's Plotly draws an output once, and passes over what comes to the same place later. So there are two: the
-    new chart is drawn in the empty one before the other is emptied, and the page does not jump.
-    """
-
-    def __init__(self) -> None:
-        self._shown, self._empty = kernel.reserve(), kernel.reserve()
-        self._last: Any = kernel.NOTHING
-
-    def show(self, bundle: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Show something, given as its bundle of MIME types. What is there already is left."""
-        if bundle == self._last:
-            return
-        self._last = bundle
-        self._shown, self._empty = self._empty, self._shown
-        self._shown.update(bundle, metadata=metadata, raw=True)
-        self._empty.update(kernel.NOTHING, raw=True)
-
-
 class ChangingOutputs:
     """Some charts and tables below their controls.
 
@@ -54,7 +33,7 @@ class ChangingOutputs:
         box = widgets.VBox([*controls, *([style, self._live] if self._live else [])])
         box.add_class("labkit-changes")
         kernel.display(box)
-        self._places = [Place() for _ in range(count)]
+        self._places = [kernel.reserve() for _ in range(count)]
         self._keeping = threading.Timer(0, int)
         self._lock = threading.Lock()
 
@@ -64,7 +43,7 @@ class ChangingOutputs:
         if self._live is None:
             self._keep(shown)
             return
-        outputs = [{"output_type": "display_data", "data": data, "metadata": more} for data, more in shown]
+        outputs = [{"output_type": "display_data", "data": data, "metadata": {}} for data in shown]
         if outputs != list(self._live.outputs):
             self._live.outputs = tuple(outputs)
         self._keeping.cancel()
@@ -72,17 +51,17 @@ class ChangingOutputs:
         self._keeping.daemon = True
         self._keeping.start()
 
-    def _keep(self, shown: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        empty: list[tuple[dict[str, Any], dict[str, Any]]] = [(kernel.NOTHING, {})] * (len(self._places) - len(shown))
+    def _keep(self, shown: list[dict[str, Any]]) -> None:
+        empty = [kernel.NOTHING] * (len(self._places) - len(shown))
         with self._lock:
-            for place, (bundle, metadata) in zip(self._places, [*shown, *empty], strict=True):
-                place.show(bundle, metadata)
+            for place, bundle in zip(self._places, [*shown, *empty], strict=True):
+                place.update(bundle, raw=True)
 
 
-def _bundle(thing: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the bundle of MIME types of a chart or a table, and its metadata."""
+def _bundle(thing: Any) -> dict[str, Any]:
+    """Return the bundle of MIME types of a chart or a table."""
     from labkit.ui.charts import Chart  # not above: it imports Plotly, which is here once there are charts
 
     if isinstance(thing, Chart):
-        return thing.bundle(), thing.metadata()
-    return {"text/html": thing._repr_html_(), "text/plain": ""}, {}
+        return thing.bundle()
+    return {"text/html": thing._repr_html_(), "text/plain": ""}

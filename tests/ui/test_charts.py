@@ -108,7 +108,7 @@ def test_bars_have_their_values_beside_them():
 
 def test_a_chart_shows_itself_as_plotlys_data_and_never_as_html(monkeypatch):
     shown = []
-    monkeypatch.setattr(kernel, "display", lambda bundle, raw, metadata: shown.append(bundle))
+    monkeypatch.setattr(kernel, "display", lambda bundle, raw: shown.append(bundle))
     chart = charts.logged(history_of(), title="DDP")
     assert DisplayFormatter().format(chart) == ({}, {}), "shown by itself"
     for found in (*shown, chart._repr_mimebundle_()):
