@@ -9,9 +9,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-"""What a curve is drawn with in a line of text."""
-
 
 def printable(text: str) -> str:
     r"""Return text that UTF-8 can carry, with half a surrogate pair written as `\ud800`.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from labkit.monitor import not_finite
-from labkit.monitor.history import PANELS
 from labkit.monitor.record import RunRecord
 
 TAIL_LINES = 200
 """Lines of each rank's output that are shown, and kept with the notebook."""
-
-MANY_NAMES = 500
-"""From more logged names on it is said what they cost."""
 
 WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 """Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
@@ -42,17 +38,6 @@ def remark(run: RunRecord) -> str:
     """Return which rank was the first to log a NaN or an Inf, in one line; "" if none has."""
     found = not_finite.first(run.recorded)
     return found.said if found else ""
-
-
-def many_names(run: RunRecord) -> str:
-    """Return that a run logs more names than anybody looks at, and what becomes of them; "" where it does not."""
-    count = len(run.recorded.names)
-    if count <= MANY_NAMES:
-        return ""
-    return (
-        f"{count:,} names are logged: the chart shows the first {PANELS}, and run.history has all. Each name of each "
-        "rank takes memory and time in the notebook; return what is only to be kept, or log a mean"
-    )
 
 
 def plain(run: RunRecord) -> str:

@@ -35,17 +35,15 @@ class Lines(Watcher):
 
     def _print_until_over(self) -> None:
         start, next_line = time.monotonic(), 1.0
-        notice, told = "", set()
+        notice = remark = ""
         while not self._run.over.wait(0.1):
             print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
                 if notice:
                     print_text(f"{self._run.name}: {notice}")
-            for remark in (formatting.remark, formatting.many_names):
-                if remark not in told and (said := remark(self._run)):
-                    told.add(remark)
-                    print_text(f"{self._run.name}: {said}")
+            if not remark and (remark := formatting.remark(self._run)):
+                print_text(f"{self._run.name}: {remark}")
             if time.monotonic() - start >= next_line and self._wait:
                 print_text(summary.line(self._run))
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
@@ -54,8 +52,7 @@ class Lines(Watcher):
             self._handles[0].update(summary.bundle(self._run), raw=True)
         else:
             new = [each for each in self._run.warnings if each not in notice]
-            lines = (summary.line(self._run), summary.sparkline(self._run), *new)
-            print_text("\n".join(filter(None, lines)))
+            print_text("\n".join([summary.line(self._run), *new]))
 
     def _show_last(self) -> None:
         if not (self._handles and self._run.recorded.names):

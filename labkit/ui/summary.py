@@ -5,13 +5,10 @@ from __future__ import annotations
 import html
 import math
 
-import numpy as np
-
 from labkit.failures.facts import Diagnosis
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.record import RunRecord
-from labkit.protocol.text import BLOCKS
-from labkit.ui.formatting import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
+from labkit.ui.formatting import TAIL_LINES, WRAPPED, phase, rate, remark
 from labkit.ui.tables import STATE_COLORS
 
 MARKED = f"border-left:4px solid {STATE_COLORS['failed']};padding-left:8px;margin:2px 0"
@@ -46,26 +43,10 @@ def _per_s(progress: list[Progress]) -> str:
     return f"{rate(min(steps))} steps/s" if steps else ""
 
 
-def sparkline(run: RunRecord, width: int = 40) -> str:
-    """Return the first logged value's mean over ranks, drawn in a line of text."""
-    names = [name for name in run.recorded.names if name != SAMPLES]
-    if not names:
-        return ""
-    _, y = run.recorded.mean_curve(names[0])
-    y = y[np.isfinite(y)]
-    if len(y) < 2:
-        return ""
-    y = y[:: max(1, len(y) // width)]
-    low, high = min(y), max(y)
-    drawn = "".join(BLOCKS[int((value - low) / ((high - low) or 1) * 7)] for value in y)
-    return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
-
-
 def as_text(run: RunRecord) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    said = (remark(run), many_names(run), *run.warnings, headline)
-    return "\n".join(filter(None, (line(run), run.placement, sparkline(run), *said)))
+    return "\n".join(filter(None, (line(run), run.placement, remark(run), *run.warnings, headline)))
 
 
 def as_html(run: RunRecord) -> str:
@@ -75,8 +56,6 @@ def as_html(run: RunRecord) -> str:
         parts.append(f"<div>{html.escape(run.placement)}</div>")
     for said in filter(None, (remark(run), *run.warnings)):
         parts.append(f'<div style="{MARKED}">{html.escape(said)}</div>')
-    if many_names(run):
-        parts.append(f"<div>{html.escape(many_names(run))}</div>")
     if run.error is not None:
         diagnosis = run.error.diagnosis
         parts.append(f'<div style="{MARKED}"><b>{html.escape(diagnosis.headline)}</b></div>')

@@ -236,7 +236,7 @@ def state_of(run: RunRecord, is_heard: bool = True) -> dict[str, Any]:
     many = f"{run.world_size:,} ranks: {counts}" if run.world_size > FEW else ""
     panels, names = panels_of(run), [name for name in run.recorded.names if name != SAMPLES]
     first = f"the first {len(panels)} of {len(names)} names are drawn" if len(panels) < len(names) else ""
-    remarks = (said, run.placement, formatting.remark(run), formatting.many_names(run), first, many)
+    remarks = (said, run.placement, formatting.remark(run), first, many)
     output = run.output_tail(formatting.TAIL_LINES)[:FEW]
     word = "End now" if run.stopping else "Stop" if is_heard else "use kernel ■"
     return {
