@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import html
 import itertools
 import os
 import re
@@ -268,17 +267,6 @@ class Stacks(list[RankStack]):
 
     def __repr__(self) -> str:
         return str(self)
-
-    def _repr_html_(self) -> str:
-        odd = self.outliers
-        heads = [block.partition("\n")[::2] for block in self.blocks()]
-        details = "".join(
-            f"<details{' open' if odd and not number else ''}><summary>{html.escape(head)}</summary>"
-            f"<pre>{html.escape(rest)}</pre></details>"
-            for number, (head, rest) in enumerate(heads)
-        )
-        missed = f"<div><b>{html.escape(self.missed)}</b></div>" if self.missed else ""
-        return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
 
 
 def plural(what: str, count: int) -> str:

@@ -328,13 +328,3 @@ def test_in_full_the_odd_rank_comes_first():
     assert heads == [f"rank 1 is in time.sleep {AT} 3", f"ranks 0 and 2 wait in all_reduce {AT} 1"]
     assert str(stacks).startswith(stacks.in_words + "\n\n")
     assert repr(stacks) == str(stacks)
-
-
-def test_in_a_cell_the_odd_rank_is_unfolded_and_nothing_is_taken_for_markup():
-    stacks = Stacks([waits(0), standing("f('<script>')", 1, rank=1)])
-    page = stacks._repr_html_()
-    assert page.startswith(f"<b>rank 1 is in f {AT} 1; rank 0 waits in all_reduce {AT} 1</b>")
-    assert page.count("<details") == 2
-    assert page.index("<details open><summary>rank 1") < page.index("<details><summary>rank 0")
-    assert "<script>" not in page
-    assert "f(&#x27;&lt;script&gt;&#x27;)" in page
