@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import linecache
 import logging
-import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +25,6 @@ NOTHING = {"text/plain": ""}
 
 NO_WIDGETS = "(shown live where the front end has widgets; what stays comes when it is over)"
 """The text of widgets, for front ends without them."""
-
-
-_is_jupyters_page = False
 
 
 class Execution(NamedTuple):
@@ -62,12 +59,9 @@ def is_interactive() -> bool:
 
 
 def is_jupyters_page() -> bool:
-    """Return whether the last cell was sent by JupyterLab or Notebook, which also say which cells have been deleted."""
-    global _is_jupyters_page
+    """Return whether the cell was sent by JupyterLab or Notebook, which also say which cells have been deleted."""
     parent = getattr(shell(), "parent_header", None) or {}
-    if parent.get("header", {}).get("msg_type") == "execute_request":  # and not a widget's message
-        _is_jupyters_page = "deletedCells" in parent.get("metadata", {})
-    return _is_jupyters_page
+    return "deletedCells" in parent.get("metadata", {})
 
 
 def this_execution() -> Execution | None:
@@ -131,18 +125,10 @@ def cells(pickled: bytes | None = None) -> dict[str, Cell]:
 def files_named_in(pickled: bytes, files: list[str]) -> list[str]:
     """Return those of some files, in order, whose code is in a pickle: code travels with the name of its file.
 
-    All cells' names begin alike, so that a pickle with a gigabyte of data is gone through once.
+    In one search, because the pickle may have a gigabyte of data.
     """
-    common = os.path.commonprefix(files).encode()
-    names = {file: file.encode() for file in files}
-    if not common:
-        return [file for file, name in names.items() if name in pickled]
-    found: set[str] = set()
-    at = pickled.find(common)
-    while at >= 0:
-        found |= {file for file, name in names.items() if pickled.startswith(name, at)}
-        at = pickled.find(common, at + len(common))
-    return [file for file in files if file in found]
+    found = set(re.findall("|".join(map(re.escape, files)).encode(), pickled)) if files else set()
+    return [file for file in files if file.encode() in found]
 
 
 def cell_title(number: int) -> str:
