@@ -73,7 +73,6 @@ class Run(RunRecord):
         self._asking = Asking()
         self._debugger = next((each for each in observers if isinstance(each, Debugger)), None)
         self._observers = Observers([MemoryWatch(), self._asking, *observers])
-        self.switched_off = self._observers.failed
         for observer in self._observers:
             observer.run = self
         self._follower = Follower(self, self._observers, self._asking, stall_s, self._settle)
@@ -131,7 +130,6 @@ class Run(RunRecord):
                     obeyed = told
                     self._stop_or_end(told, grace_s)
                     began_s = time.monotonic()
-                self._follower.settle_if_dead()
                 if told:
                     deadline = began_s + (INTERRUPTED_S if told > 1 else self._follower.grace_s + END_S)
                 else:
@@ -214,7 +212,7 @@ class Run(RunRecord):
         own part in it has failed before.
         """
         if self._asking not in self._observers:
-            why = "; ".join(self.switched_off)
+            why = "; ".join(self.warnings)
             raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{help_hint('hang')}")
         return self._asking.ask_and_wait()
 

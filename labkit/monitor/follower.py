@@ -106,12 +106,6 @@ class Follower:
             finally:
                 self.settle()  # whatever happens, a caller that waits for the run does not wait indefinitely
 
-    def settle_if_dead(self) -> None:
-        """End a run whose thread has ended without a report, so that nobody waits for it: for those who wait."""
-        if self._thread is not None and not self._thread.is_alive() and not self._run.over.is_set():
-            self._give_up(RuntimeError("the thread that followed them has ended"))
-            self.settle()
-
     def _give_up(self, error: BaseException) -> None:
         """Note an error of labkit's own, and end ranks that nobody follows any longer, unless they can be found again.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from labkit.failures.facts import RankFacts
@@ -50,11 +50,6 @@ class RunObserver:
 class Observers(list[RunObserver]):
     """Those of one run that are not switched off."""
 
-    def __init__(self, observers: Iterable[RunObserver] = ()) -> None:
-        super().__init__(observers)
-        self.failed: list[str] = []
-        """A sentence for each that was switched off."""
-
     def ask(self, observer: Kind, call: Callable[[Kind], T], otherwise: T) -> T:
         """Return what a call gives; `otherwise` if it raises, which switches the observer off, or if that is so."""
         if observer not in self:
@@ -69,8 +64,7 @@ class Observers(list[RunObserver]):
                 f"labkit's own {observer.title} failed and was switched off; the run goes on without it: "
                 f"{type(error).__name__}: {error}".rstrip(" :")
             )
-            if said not in self.failed:  # it has failed in another thread, too
-                self.failed.append(said)
+            observer.run._state.warned[-1, observer.title] = said
             logger.error("%s", said, exc_info=error)
             return otherwise
 

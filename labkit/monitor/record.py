@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOCK_S = 1.0
-"""How long `ask_to_stop` waits for the lock; one that is held for longer is held by an observer that never returns."""
+"""How long `ask_to_stop` waits for the lock, then it does without: a result may take long to load, or never end."""
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
@@ -91,8 +90,6 @@ class RunRecord:
         """How often waiting for it was interrupted."""
         self.hang_notice = ""
         """Where ranks are that are long in coming to a first step, or wait in a cell for one that is gone."""
-        self.switched_off: list[str] = []
-        """A sentence for each observer that failed."""
         self.paused_by: set[object] = set()
         """The observers for which `stall_s` does not run just now: somebody is at a prompt, or to come."""
         self._state = RunState(world_size, engine.failure_grace_s, time.monotonic())
@@ -230,18 +227,19 @@ class RunRecord:
         are, if none of them has logged or printed anything for a minute after they began.
         """
         hang = "" if self.over.is_set() else self.hang_notice
-        return printable("\n".join(filter(None, (self._state.said, hang, *self.switched_off))))
+        return printable("\n".join(filter(None, (self._state.said, hang))))
 
     @property
     def warnings(self) -> list[str]:
         """What went wrong without ending the run, a line each: records that could not be written, an observer of
         labkit's own that failed and was switched off.
         """
-        return [*map(printable, (*self._state.warnings, *self.switched_off))]
+        return [*map(printable, self._state.warnings)]
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:
         """Begin to stop the run, without waiting until it is over; asked again, only take another grace, in s."""
-        with self._lock_unless_stuck():
+        has_lock = self.lock.acquire(timeout=LOCK_S)
+        try:
             if self.over.is_set():
                 return
             if grace_s is not None:
@@ -253,15 +251,8 @@ class RunRecord:
                 self.engine.kill()  # nothing to keep
             else:
                 self.engine.ask_to_stop()
-
-    @contextlib.contextmanager
-    def _lock_unless_stuck(self) -> Iterator[None]:
-        """Hold the lock, or do without it: a stop is not to wait for an observer that never returns."""
-        has_it = self.lock.acquire(timeout=LOCK_S)
-        try:
-            yield
         finally:
-            if has_it:
+            if has_lock:
                 self.lock.release()
 
     def stacks(self) -> Stacks:

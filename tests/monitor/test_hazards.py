@@ -25,7 +25,7 @@ from labkit.launchers import job_events
 from labkit.monitor import asking as question
 from labkit.monitor import record
 from labkit.protocol import events
-from labkit.run import Run, WorkerFailed
+from labkit.run import Run
 from tests.conftest import LONG_S, lives, wait_until
 from tests.monitor.test_follower import STACK, logged
 from tests.support.fake_engine import A_JOB, FakeEngine, a_job
@@ -149,7 +149,8 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     run.start(a_job())
     run.engine.arrived.put(events.Ready())
     is_waiting = threading.Event()
-    monkeypatch.setattr(run._follower, "settle_if_dead", is_waiting.set)
+    attend = run.attend
+    monkeypatch.setattr(run, "attend", lambda: (is_waiting.set(), attend()))
 
     def interrupt_twice():
         held.is_in.wait(LONG_S)
@@ -169,23 +170,6 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     held.is_over.set()
     run.engine.immortal = False
     run.stop(0)
-
-
-@pytest.mark.parametrize("waits", [Run.wait, Run.stop])
-def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(waits, monkeypatch):
-    engine = FakeEngine()
-    run = Run(engine, 2, "train")
-    monkeypatch.setattr(run._follower, "_follow", lambda: None)
-    run.start(a_job())
-    began_s = time.monotonic()
-    if waits is Run.wait:
-        with pytest.raises(WorkerFailed, match="the thread that followed them has ended"):
-            run.wait()
-    else:
-        assert run.stop().status == "failed"
-    assert time.monotonic() - began_s < LONG_S / 4
-    assert "kill" in engine.calls
-    assert run.states == ["ended", "ended"]
 
 
 @pytest.mark.parametrize("times", [1, 3])
