@@ -164,9 +164,10 @@ class Checkpoint:
         Raises CheckpointError on every rank if one of them fails, because the disk is full, say. Whatever happens,
         the checkpoints that were there before stay whole.
         """
-        if taken := {"epoch", "step"} & set(values):
-            name = taken.pop()
-            raise ValueError(f"save({name}=…): the checkpoint counts {name} itself; set checkpoint.{name} to change it")
+        if {"epoch", "step"} & set(values):
+            raise ValueError(
+                "save(…): the checkpoint counts epoch and step itself; set checkpoint.epoch, checkpoint.step"
+            )
         self.wait()
         state: dict[str, Any] = {}
         shards: dict[Where, Tensor] = {}
@@ -199,31 +200,29 @@ class Checkpoint:
         def write_mine() -> None:
             _write_tensors(aside / f"rank-{self.rank}.pt", mine)
 
-        def commit() -> None:
+        self._each(write, lambda: write_mine() if self.rank else None)
+        begun: Callable[[], object] | None = None
+        if is_sharded and wait:
+            self._each(write, lambda: _write_shards(pieces, aside))
+        elif is_sharded:
+            if self._group is None and self.world_size > 1:
+                self._group = dist.new_group(backend="gloo")  # its collectives do not mix with the training's
+            begun = _begin_shards(pieces, aside, self._group)
+
+        def finish() -> None:
+            try:
+                if self.rank == 0:
+                    write_mine()
+            finally:
+                if begun is not None:
+                    begun()  # on rank 0 it returns when all ranks have written
             if self.rank == 0:
                 self._commit(aside, about)
 
-        if not wait:
-            if is_sharded and self._group is None and self.world_size > 1:
-                self._group = dist.new_group(backend="gloo")  # its collectives do not mix with the training's
-            self._each(write, lambda: write_mine() if self.rank else None)
-            begun = _begin_shards(pieces, aside, self._group) if is_sharded else None
-
-            def go_on() -> None:
-                try:
-                    if self.rank == 0:
-                        write_mine()
-                finally:
-                    if begun is not None:
-                        begun()  # on rank 0 it returns when all ranks have written
-                commit()
-
-            self._saving = self._pool.submit(go_on)
+        if wait:
+            self._each(write, finish)
         else:
-            if is_sharded:
-                self._each(write, lambda: _write_shards(pieces, aside))
-            self._each(write, write_mine)
-            self._each(write, commit)
+            self._saving = self._pool.submit(finish)
         return _place_of(aside)
 
     def wait(self) -> None:
@@ -372,13 +371,9 @@ class Checkpoint:
             )
         digests = {}
         for name, thing in self._objects.items():
-            is_gathered = hasattr(thing, "consolidate_state_dict")  # ZeRO's optimizer
-            if is_gathered:
-                thing.consolidate_state_dict(to=0)
-            is_elsewhere = is_gathered and self.rank != 0
-            state[name] = {} if is_elsewhere else _mapped(_state_of(thing), sort_out, (name,))
+            state[name] = _mapped(_state_of(thing), sort_out, (name,))
             _check_readable(name, state[name])
-            if self.world_size > 1 and not is_gathered and not _is_replicated(self._given[name]):
+            if self.world_size > 1 and not _is_replicated(self._given[name]):
                 digests[name] = _digest(state[name], shards, name)
         return _Draft(self._make_aside() if self.rank == 0 else None, digests, bool(shards))
 
@@ -494,8 +489,6 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
         raise CheckpointError(f"{saved.damage}. {offer}")
     if damage:
         warnings.warn(f"{damage}. This is {saved.path} instead", stacklevel=2)
-    if not 0 <= rank < saved.world_size:
-        raise ValueError(f"{saved.path} was saved by ranks 0 to {saved.world_size - 1}; there is no rank {rank}")
     state: dict[str, Any] = _read(saved.path, rank, _about(saved.path), {})["state"]
     return state
 
@@ -513,15 +506,12 @@ def _look_at(path: Path) -> Saved:
         epoch, step, world_size = about["epoch"], about["step"], about["world_size"]
         values, sizes = about["values"], about["sizes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = "is no checkpoint of labkit" if isinstance(error, OSError) else "is damaged"
-        reason = f"{type(error).__name__}: {error}"
-        return Saved(path, 0, 0, 0, 0, {}, f"{path} {kind}: its about.json cannot be read ({reason})")
+        damage = f"{path} is damaged, or no checkpoint: its about.json cannot be read ({type(error).__name__}: {error})"
+        return Saved(path, 0, 0, 0, 0, {}, damage)
     there = {name: (path / name).stat().st_size if (path / name).exists() else 0 for name in sizes}
-    wrong = [name for name in sizes if there[name] != sizes[name]]
-    damage = ""
-    if wrong:
-        damage = f"{path / wrong[0]} has {there[wrong[0]]:,} bytes of the {sizes[wrong[0]]:,} that were written"
-    return Saved(path, epoch, step, world_size, sum(there.values()), values, damage)
+    wrong = (name for name in sizes if there[name] != sizes[name])
+    damages = (f"{path / name} has {there[name]:,} bytes of the {sizes[name]:,} that were written" for name in wrong)
+    return Saved(path, epoch, step, world_size, sum(there.values()), values, next(damages, ""))
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -25,7 +25,6 @@ import labkit
 from labkit import checkpoint as room
 from labkit.checkpoint import CheckpointError, checkpoints, load
 from tests.support import resumable
-from tests.support.tiers import few
 
 SESSION_RANKS = 3
 
@@ -135,9 +134,13 @@ def cut(path):
 DAMAGE = {
     "truncated": ("rank-0.pt", cut, r"rank-0\.pt has 1,000 bytes of the [\d,]+ that were written"),
     "a file is missing": ("rank-0.pt", Path.unlink, r"rank-0\.pt has 0 bytes of the [\d,]+ that were written"),
-    "no description": ("about.json", Path.unlink, r"is no checkpoint of labkit: its about\.json cannot be read"),
-    "half a description": ("about.json", lambda p: p.write_bytes(p.read_bytes()[:90]), r"is damaged: its about\.json"),
-    "something else": ("about.json", lambda p: p.write_text("[1]"), r"is damaged: its about\.json"),
+    "no description": ("about.json", Path.unlink, r"is damaged, or no checkpoint: its about\.json cannot be read"),
+    "half a description": (
+        "about.json",
+        lambda p: p.write_bytes(p.read_bytes()[:90]),
+        r"is damaged, or no checkpoint: its about\.json",
+    ),
+    "something else": ("about.json", lambda p: p.write_text("[1]"), r"is damaged, or no checkpoint: its about\.json"),
 }
 
 
@@ -271,15 +274,12 @@ def test_arguments_of_no_use_are_refused(tmp_path):
     with pytest.raises(TypeError, match=r"epoch is a int, which has no state_dict\(\)"):
         labkit.Checkpoint(tmp_path, epoch=3)
     checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"the checkpoint counts epoch itself; set checkpoint\.epoch"):
+    with pytest.raises(ValueError, match=r"the checkpoint counts epoch and step itself"):
         checkpoint.save(epoch=3)
     for value in (torch.ones(1), {(1, 2): 3}, {1: 2}, [0, {"w": torch.ones(1)}]):
         with pytest.raises(CheckpointError, match=r"save\(best=…\): a value is plain numbers, texts"):
             checkpoint.save(best=value)
     assert list(tmp_path.iterdir()) == []
-    checkpoint.save()
-    with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
-        load(tmp_path, rank=1)
 
 
 # With ranks
@@ -338,7 +338,6 @@ def take_steps(model, optimizer, batch, steps):
 def shard_and_step(worker, folder, kind, steps):
     """Resume, take some steps on the same batch on every rank, save; give the whole weights before and after."""
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double()
@@ -348,9 +347,6 @@ def shard_and_step(worker, folder, kind, steps):
             fully_shard(layer)
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    elif kind == "ZeRO-1":
-        model = DistributedDataParallel(model)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     else:  # a part of its own on every rank
         with torch.no_grad():
             model[0].weight += worker.rank
@@ -367,7 +363,7 @@ def shard_and_step(worker, folder, kind, steps):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("kind", few(["FSDP2", "ZeRO-1", "a part each"], 2))
+@pytest.mark.parametrize("kind", ["FSDP2", "a part each"])
 def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
     def step(folder, world_size, steps):
         return launch(shard_and_step, tmp_path / folder, kind, steps, world_size=world_size, on=ranks)
