@@ -359,7 +359,7 @@ class Checkpoint:
                 shards[where] = leaf.detach()
                 return _described(where, leaf)
             if not _is_plain(leaf):
-                return leaf.detach().clone() if copies else leaf
+                raise TypeError(f"{'.'.join(map(str, where))} is no dense tensor of an ordinary type")
             leaf = leaf.detach()
             # `torch.save` writes a tensor's whole storage, however little of it the tensor shows.
             is_part = leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size()
@@ -646,7 +646,7 @@ def _check_readable(name: str, state: Any) -> None:
     """Raise TypeError for what `torch.load(weights_only=True)` does not read back."""
     file = io.BytesIO()
     try:
-        torch.save(_mapped(state, lambda where, leaf: _described(where, leaf) if _is_plain(leaf) else leaf), file)
+        torch.save(_mapped(state, _described), file)
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception as error:
@@ -672,13 +672,9 @@ def _digest(state: Any, shards: dict[Where, Any], name: str) -> str:
     def add(where: Where, leaf: Tensor) -> str:
         if where in shards:
             digest.update(repr(shards[where].device_mesh.mesh.tolist()).encode())
-        elif _is_plain(leaf):
+        else:
             data = leaf.detach().cpu().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
             digest.update(data.numpy().data)
-        else:
-            file = io.BytesIO()
-            torch.save(leaf, file)
-            digest.update(file.getvalue())
         return f"{leaf.dtype} {tuple(leaf.shape)}"
 
     digest.update(repr(_mapped(state, add, (name,))).encode())
