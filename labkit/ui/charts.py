@@ -152,42 +152,10 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     return figure
 
 
-def compact(values: Any) -> Any:
-    """Return numbers in half the size of doubles in a saved notebook, and more digits than a chart can show."""
-    values = np.asarray(values, dtype=np.float64)
-    if np.array_equal(values, np.round(values)) and np.abs(values).max(initial=0) < 2**31:
-        return values.astype(np.int32)
-    return single(values)
-
-
 def single(values: Any) -> Any:
     """Return 32-bit numbers; a loss beyond their range becomes infinite, quietly."""
     with np.errstate(over="ignore"):
         return np.asarray(values, dtype=np.float64).astype(np.float32)
-
-
-def _line(curve: Curve) -> go.Scatter:
-    is_mean, is_rank = curve.key == MEAN, curve.key.startswith("rank ")
-    rank = int(curve.key.split()[1]) if is_rank else 0
-    line = {"color": rank_color(rank) if is_rank else INK, "width": 2.2 if is_mean else 1.2}
-    return go.Scatter(
-        x=compact(curve.x),
-        y=single(curve.y),
-        meta=[curve.name, curve.key],
-        line={**line, "dash": rank_dash(rank)},
-        opacity=1.0 if is_mean else 0.8,
-        legendgroup=curve.key,
-        marker={"size": 5},
-    )
-
-
-def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
-    """Have every label in the legend once, where its first curve is that has points."""
-    in_legend = set()
-    for trace, curve in zip(traces, curves, strict=True):
-        trace.name, trace.showlegend = curve.key, bool(len(curve.x)) and curve.key not in in_legend
-        in_legend |= {curve.key} if len(curve.x) else set()
-        trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
 
 
 def logged(history: History, title: str = "") -> Chart:
@@ -211,24 +179,36 @@ def logged(history: History, title: str = "") -> Chart:
         vertical_spacing=0.24 / rows,
     )
     figure.update_annotations(font_size=FONT_SIZE + 1)
-    for annotation, name in zip(figure.layout.annotations, names, strict=True):
-        if annotation.text != name:
-            annotation.hovertext = name
-    lines = [_line(curve) for curve in curves]
-    _name_them(lines, curves)
-    for curve, line in zip(curves, lines, strict=True):
-        panel = names.index(curve.name)
-        where = {"row": panel // columns + 1, "col": panel % columns + 1}
-        figure.add_trace(line, **where)
-        if panel + columns >= len(names):  # none below
-            figure.update_xaxes(title_text="step", title_standoff=2, **where)
+    where = {name: {"row": at // columns + 1, "col": at % columns + 1} for at, name in enumerate(names)}
+    in_legend: set[str] = set()
+    for curve in curves:
+        figure.add_trace(_line(curve, curve.key not in in_legend), **where[curve.name])
+        in_legend.add(curve.key)
+    for name in names[-columns:]:  # below which there is none
+        figure.update_xaxes(title_text="step", title_standoff=2, **where[name])
     first = not_finite.first(history)
     if first is not None and first.name in names:
-        panel = names.index(first.name)
-        _mark_not_finite(figure, first, row=panel // columns + 1, col=panel % columns + 1)
+        _mark_not_finite(figure, first, where[first.name])
     if not names:
         figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
+
+
+def _line(curve: Curve, is_in_legend: bool) -> go.Scatter:
+    is_mean, is_rank = curve.key == MEAN, curve.key.startswith("rank ")
+    rank = int(curve.key.split()[1]) if is_rank else 0
+    line = {"color": rank_color(rank) if is_rank else INK, "width": 2.2 if is_mean else 1.2}
+    return go.Scatter(
+        x=curve.x,
+        y=single(curve.y),
+        name=curve.key,
+        line={**line, "dash": rank_dash(rank)},
+        mode="lines+markers" if len(curve.x) <= 12 else "lines",
+        opacity=1.0 if is_mean else 0.8,
+        legendgroup=curve.key,
+        showlegend=is_in_legend,
+        marker={"size": 5},
+    )
 
 
 def of_run(run: RunRecord) -> Chart:
@@ -236,13 +216,12 @@ def of_run(run: RunRecord) -> Chart:
     return logged(run.recorded, title=run.name)
 
 
-def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) -> None:
+def _mark_not_finite(figure: go.Figure, first: NotFinite, where: dict[str, int]) -> None:
     """Mark the step of the first value that is NaN or infinite in its panel, with its rank."""
     color = STATE_COLORS["failed"]
     figure.add_vline(
         x=first.step,
-        row=row,
-        col=col,
+        **where,
         name=NOT_FINITE,
         line={"color": color, "width": 1.2, "dash": "dot"},
         annotation={"text": f"rank {first.rank}: {first.in_words}", "font": {"color": color, "size": FONT_SIZE}},
@@ -259,7 +238,7 @@ def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = 
         dash = list(DASHES)[index % len(DASHES)]
         # The first line is broad, so that runs that agree show as lines within it.
         line = {"color": rank_color(index), "width": max(1.6, 5.5 - 1.3 * index), "dash": dash}
-        figure.add_scatter(x=compact(x), y=single(y), name=label, mode="lines", line=line)
+        figure.add_scatter(x=x, y=single(y), name=label, mode="lines", line=line)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text=name)
     return Chart(style(figure, title))
