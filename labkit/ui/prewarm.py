@@ -10,44 +10,31 @@ waits for them (`present.watch`), or while the notebook is idle.
 
 from __future__ import annotations
 
+import functools
 import threading
 from array import array
 
 from labkit.engines import standby
 from labkit.ui import kernel
 
-_lock = threading.Lock()
-_importing: threading.Thread | None = None
-_done = threading.Event()
 
-
-def begin() -> None:
-    """Begin to import what charts need, in the background, if that has not been begun."""
-    global _importing
-    with _lock:
-        if _importing is None:
-            _importing = threading.Thread(target=_import, name="labkit-plotly", daemon=True)
-            _importing.start()
-
-
-def wait() -> None:
-    """Import what charts need, and return when that is done."""
-    begin()
-    _done.wait()
+@functools.cache
+def begin() -> threading.Thread:
+    """Begin to import what charts need, in a thread, if that has not been begun; return it."""
+    thread = threading.Thread(target=_import, name="labkit-plotly", daemon=True)
+    thread.start()
+    return thread
 
 
 def _import() -> None:
-    try:
-        from labkit.monitor.history import History
-        from labkit.protocol.events import Log
-        from labkit.ui import charts
+    from labkit.monitor.history import History
+    from labkit.protocol.events import Log
+    from labkit.ui import charts
 
-        # The first chart takes four times as long as the next, which find its template and checks made.
-        history = History(1)
-        history.add(Log(0, ("loss",), array("q", [0]), array("d", [0.0]), array("d", [0.0])))
-        charts.logged(history)
-    finally:
-        _done.set()  # who needs it imports it again, and gets the error
+    # The first chart takes four times as long as the next, which find its template and checks made.
+    history = History(1)
+    history.add(Log(0, ("loss",), array("q", [0]), array("d", [0.0]), array("d", [0.0])))
+    charts.logged(history)
 
 
 def begin_when_idle() -> None:
@@ -71,4 +58,4 @@ def _prewarm(is_interactive: bool) -> None:
     standby.idle.wait()
     if is_interactive:
         import labkit.ui.view  # noqa: F401 - first: the live view draws without Plotly
-    wait()
+    begin()

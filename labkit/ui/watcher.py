@@ -26,7 +26,6 @@ AT_END_S = 10.0
 _begun: weakref.WeakSet[Watcher] = weakref.WeakSet()
 _last_launch_s = 0.0
 _drawing = threading.Lock()
-_no_pause = threading.Event()
 
 
 def launch_begins() -> None:
@@ -57,8 +56,8 @@ class Watcher(threading.Thread):
         finally:
             self._said.set()
         with _drawing:
-            while (left_s := _last_launch_s + PAUSE_S - time.monotonic()) > 0 and not _no_pause.wait(left_s):
-                pass
+            while (left_s := _last_launch_s + PAUSE_S - time.monotonic()) > 0:
+                time.sleep(left_s)
             self._show_last()
 
     @abstractmethod
@@ -73,18 +72,8 @@ class Watcher(threading.Thread):
         """Wait until it has been said how the run ended: what the cell does next comes below it."""
         self._said.wait(AT_END_S)
 
-    def wait_at_end_of_cell(self) -> None:
-        """Wait for the last chart of a run that is over."""
-        if self._run.over.is_set():
-            self.join(AT_END_S)
-
 
 def _after_cell(_: object) -> None:
-    if kernel.is_interactive():
-        return
-    _no_pause.set()
-    try:
-        for watcher in list(_begun):
-            watcher.wait_at_end_of_cell()
-    finally:
-        _no_pause.clear()
+    for watcher in [] if kernel.is_interactive() else list(_begun):
+        if watcher._run.over.is_set():
+            watcher.join(AT_END_S)

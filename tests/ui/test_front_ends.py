@@ -106,7 +106,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
 
 @pytest.mark.kernel
 def test_without_widgets_there_are_text_and_a_chart(notebook):
-    notebook.run("labkit.ui.prewarm.wait()")
+    notebook.run("labkit.ui.prewarm.begin().join()")
     notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
     notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
     notebook.ever_shown.clear()

@@ -94,7 +94,7 @@ def numbers(bundle, curve=0):
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports_are_paid():
     """The first chart imports for a second; live views here are timed."""
-    prewarm.wait()
+    prewarm.begin().join()
 
 
 def drawn(live):
