@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 
@@ -10,8 +9,6 @@ from labkit.monitor.record import RunRecord
 from labkit.protocol.text import print_text
 from labkit.ui import formatting, kernel, summary
 from labkit.ui.watcher import Watcher
-
-LOG = logging.getLogger(__name__)
 
 LINE_EVERY_S = 5.0
 """Time between progress lines; the first few come sooner."""
@@ -26,14 +23,6 @@ class Lines(Watcher):
         self._wait = wait
 
     def _show(self) -> None:
-        try:
-            self._print_until_over()
-        except Exception:
-            LOG.exception("run %r could not be reported. The run is not affected", self._run.name)
-            self._run.over.wait()
-            print_text(formatting.plain(self._run))
-
-    def _print_until_over(self) -> None:
         start, next_line = time.monotonic(), 1.0
         notice = remark = ""
         while not self._run.over.wait(0.1):
@@ -54,15 +43,14 @@ class Lines(Watcher):
             new = [each for each in self._run.warnings if each not in notice]
             print_text("\n".join([summary.line(self._run), *new]))
 
+    def _show_plainly(self, text: str) -> None:
+        print_text(text)
+
     def _show_last(self) -> None:
-        if not (self._handles and self._run.recorded.names):
-            return
-        try:
+        if self._handles and self._run.recorded.names:
             from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
             charts.of_run(self._run).update_shown(self._handles[1])
-        except Exception:
-            LOG.exception("run %r: its chart could not be drawn. The run is not affected", self._run.name)
 
 
 def print_output(run: RunRecord) -> None:

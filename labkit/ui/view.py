@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import html
 import json
-import logging
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,6 @@ from labkit.monitor.record import RunRecord
 from labkit.ui import formatting, kernel, summary
 from labkit.ui.tables import STATE_COLORS, look_of
 from labkit.ui.watcher import Watcher
-
-LOG = logging.getLogger(__name__)
 
 REDRAW_S = 0.2
 """Least time between two redraws of the live view."""
@@ -108,9 +104,6 @@ class RunWidget(anywidget.AnyWidget):
 class LiveView(Watcher):
     """The widget under the cell: a Stop button, a row and the output of each rank, and curves.
 
-    What fails here is logged once and does not end the view: how the run ended, its error above all, is shown whatever
-    happens, as plain text if need be.
-
     The problem of its end: what stays has to be in the saved notebook, which keeps outputs and no widgets, and in every
     page that shows the cell. JupyterLab takes a change of an output only in the page that first received the output,
     and only where the cell itself shows it: not after a reload, and not within `Output`, `interact`, `Tab`. So both are
@@ -122,13 +115,12 @@ class LiveView(Watcher):
     def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
         super().__init__(run)
         self._holds_the_cell, self._began_s = holds_the_cell and kernel.has_kernel(), time.monotonic()
-        self._has_failed = False
         self._drawn: tuple[float, dict[str, Any]] = (0.0, {})
         """When it was drawn last, and what."""
         self._drawing, self._has_ended = threading.Lock(), False
         self._widget = RunWidget({**EMPTY, "name": run.name})
         self._widget.on_msg(self._clicked)
-        self._attempt(self._draw)
+        self._draw()
         self._handle = kernel.display(self._widget, display_id=True)
         below = {"text/html": NOT_DRAWN.format(name=html.escape(run.name)), "text/plain": ""}
         self._chart_handle = kernel.display(below, raw=True, display_id=True)
@@ -136,42 +128,29 @@ class LiveView(Watcher):
     def _show(self) -> None:
         while not self._run.over.is_set():
             began = time.monotonic()
-            self._attempt(self._draw)
+            self._draw()
             # Drawing takes a quarter of this thread's time at most.
             self._run.over.wait(max(REDRAW_S, 3 * (time.monotonic() - began)))
-        # What the notebook keeps is small and needs no kernel: no widget, no script.
-        bundle: dict[str, str] = {}
-        if not self._attempt(lambda: bundle.update(summary.bundle(self._run))):
-            bundle = {"text/plain": formatting.plain(self._run)}
+        bundle = summary.bundle(self._run)
+        self._leave(bundle, {"html": bundle["text/html"], "panels": panels_of(self._run)})
+
+    def _show_plainly(self, text: str) -> None:
+        self._leave({"text/plain": text}, {"html": f"<pre>{html.escape(text)}</pre>"})
+
+    def _leave(self, bundle: dict[str, str], shown: dict[str, Any]) -> None:
+        """Replace the widget in the notebook by what is small and needs no kernel, and have pages show the last."""
         self._handle.update(bundle, raw=True)
+        self._chart_handle.update(kernel.NOTHING, raw=True)
         self._widget.on_msg(self._clicked, remove=True)
         with self._drawing:
             self._has_ended = True
-        stays = {**EMPTY, "html": bundle.get("text/html") or f"<pre>{html.escape(bundle['text/plain'])}</pre>"}
-        if not self._attempt(lambda: self._widget.show({**stays, "panels": panels_of(self._run)})):
-            self._attempt(lambda: self._widget.show(stays))
+        self._widget.show({**EMPTY, **shown})
 
     def _show_last(self) -> None:
-        if not (self._run.recorded.names and self._attempt(self._show_final_chart)):
-            self._chart_handle.update(kernel.NOTHING, raw=True)
+        if self._run.recorded.names:
+            from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-    def _show_final_chart(self) -> None:
-        from labkit.ui import charts  # not above: it imports Plotly, which takes a second
-
-        charts.of_run(self._run).update_shown(self._chart_handle)
-
-    def _attempt(self, show: Callable[[], object]) -> bool:
-        """Show something; return whether that went well. The first failure is logged."""
-        try:
-            show()
-        except Exception:
-            if not self._has_failed:
-                LOG.exception(
-                    "run %r: part of its live view could not be drawn. The run is not affected", self._run.name
-                )
-            self._has_failed = True
-            return False
-        return True
+            charts.of_run(self._run).update_shown(self._chart_handle)
 
     def finish(self) -> None:
         """Wait until the end has been said, for a second at most, if the run has finished by itself.
@@ -196,7 +175,7 @@ class LiveView(Watcher):
 
     def _clicked(self, _: Any, content: Any, __: Any) -> None:
         if clicked(self._run, content):
-            self._attempt(self._draw)
+            self._draw()
 
 
 def is_heard(began_s: float) -> bool:

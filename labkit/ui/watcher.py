@@ -9,13 +9,16 @@ leaves the summary without the chart.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
 from abc import abstractmethod
 
 from labkit.monitor.record import RunRecord
-from labkit.ui import kernel
+from labkit.ui import formatting, kernel
+
+LOG = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
 """Time since the last launch began after which last charts are drawn."""
@@ -53,16 +56,27 @@ class Watcher(threading.Thread):
         """Show the run until it is over and that has been said; then draw what stays, in turn."""
         try:
             self._show()
+        except Exception:
+            LOG.exception("run %r could not be shown. It is not affected", self._run.name)
+            self._run.over.wait()
+            self._show_plainly(formatting.plain(self._run))
         finally:
             self._said.set()
         with _drawing:
             while (left_s := _last_launch_s + PAUSE_S - time.monotonic()) > 0:
                 time.sleep(left_s)
-            self._show_last()
+            try:
+                self._show_last()
+            except Exception:
+                LOG.exception("run %r: its chart could not be drawn. It is not affected", self._run.name)
 
     @abstractmethod
     def _show(self) -> None:
         """Show the run until it is over, and how it ended."""
+
+    @abstractmethod
+    def _show_plainly(self, text: str) -> None:
+        """Show in a few words how the run ended, where all else has failed."""
 
     @abstractmethod
     def _show_last(self) -> None:

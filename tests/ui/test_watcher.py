@@ -35,13 +35,16 @@ class Drawing(watcher.Watcher):
     """Draws when it is its turn, into a list."""
 
     def __init__(self, drawn, number=0, is_over=True):
-        super().__init__(SimpleNamespace(over=threading.Event()))
+        super().__init__(SimpleNamespace(over=threading.Event(), name="train", error=None))
         self.drawn, self.number = drawn, number
         if is_over:
             self._run.over.set()
 
     def _show(self):
         self._run.over.wait(LONG_S)
+
+    def _show_plainly(self, text):
+        self.drawn.append(text)
 
     def _show_last(self):
         self.drawn.append(self.number)
@@ -60,8 +63,7 @@ def test_the_end_of_a_cell_waits_for_no_run_that_goes_on(shell, monkeypatch):
     assert drawn == [0]
 
 
-def test_one_that_cannot_be_shown_keeps_neither_its_cell_nor_the_next_chart(shell, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+def test_one_that_cannot_be_shown_keeps_neither_its_cell_nor_the_next_chart(shell, monkeypatch, caplog):
     monkeypatch.setattr(kernel, "is_interactive", lambda: False)
     drawn = []
     broken, sound = Drawing(drawn, 1), Drawing(drawn, 2)
@@ -70,4 +72,6 @@ def test_one_that_cannot_be_shown_keeps_neither_its_cell_nor_the_next_chart(shel
         each.begin()
         each.finish()
     shell.end_cell()
-    assert drawn == [2]
+    assert "train" in drawn[0], "in a few words how it ended"
+    assert sorted(drawn[1:]) == [1, 2]
+    assert [record.message for record in caplog.records] == ["run 'train' could not be shown. It is not affected"]
