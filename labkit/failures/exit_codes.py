@@ -17,11 +17,6 @@ def in_words(code: int) -> str:
     return f"exit code {code}: {name}, as a shell says it" if name else f"exit code {code}"
 
 
-def is_exit(code: int) -> bool:
-    """Return whether a process with this exit code has called `exit`: no signal, and no crash, has ended it."""
-    return code >= 0
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -6,7 +6,7 @@ import re
 
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
-from labkit.failures.exit_codes import in_words, is_exit
+from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
 from labkit.failures.grouping import in_lines
 from labkit.failures.known_errors import recognise
@@ -105,17 +105,9 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         headline = f"rank {culprit.rank} disappeared without a report"
     if culprit.last_step is not None:
         headline += f", after logging step {culprit.last_step} or later"
-    peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
-    hints = {
-        "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
-        "memory runs out: look at the system log (dmesg) and try a smaller batch or a smaller model.",
-        "SIGSEGV": "A segmentation fault happens in native code, below Python.",
-        "SIGBUS": "Memory that is mapped from a file could not be had; most often /dev/shm is full.",
-        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Under NCCL the usual reason is its "
-        "watchdog, after a collective that did not end in time; under gloo, that ranks call different collectives, or "
-        "with tensors of different sizes.",
-    }
-    lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
+    is_peak_known = culprit.peak_bytes and (how == "SIGKILL" or culprit.out_of_memory)
+    peak = f" Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB." if is_peak_known else ""
+    lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported.{peak}"]
     if culprit.out_of_memory:
         meanwhile = (
             "while the system killed processes because memory had run out. It counts them for the whole machine, so "
@@ -123,18 +115,14 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
             if culprit.out_of_memory == "perhaps"
             else "because memory had run out: the machine's, or what its container or job may take"
         )
-        lines = [f"rank {culprit.rank} ended with {how} {meanwhile}. {peak}Try a smaller batch or a smaller model."]
+        lines = [f"rank {culprit.rank} ended with {how} {meanwhile}.{peak} Try a smaller batch or a smaller model."]
     elif culprit.unseen:
         lines = [
             f"Neither rank {culprit.rank} nor its launcher has said how it ended. The machine may have "
             "crashed or lost its connection, or all of the job there was killed."
         ]
-    elif how in hints:
-        lines.append(hints[how])
     if where := str(culprit.stack or culprit.crash.rstrip()):
         lines.append(where)
-    if is_exit(culprit.exit_code):
-        lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
         lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
     return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else recognise(culprit) or "rank_died"
