@@ -55,7 +55,7 @@ def learner(monkeypatch, tmp_path):
 def test_a_right_answer_takes_the_references_place_and_unsolved_the_reference_runs(learner):
     assert course.mine("bubble") == (find("bubble").solution, "the reference")
     names = learner(MINE)
-    assert course.mine("bubble") == (names["bubble"], "your own")
+    assert course.mine("bubble") == (names["bubble"], "your code")
     for how in ("solution", "none"):
         assert course.mine("bubble", how) == (find("bubble").solution, "the reference")
 
@@ -70,7 +70,7 @@ def test_another_kernel_has_it_from_its_kept_source_without_what_tried_it(learne
     answers.passed.clear()
     assert "print" not in progress.source("bubble")
     function, whose = course.mine("bubble")
-    assert whose == "your own"
+    assert whose == "your code"
     assert function(4, 9) == 0.25
     assert "Mine" in function.__doc__
 
@@ -81,7 +81,7 @@ def test_an_answer_that_needs_another_cell_is_not_kept_and_one_that_cannot_be_bu
         "def bubble(stages, micro_batches):\n    return less(stages) / (micro_batches + less(stages))\n\n\n"
         "course.check(bubble)\n"
     )
-    assert course.mine("bubble").whose == "your own", "in this kernel"
+    assert course.mine("bubble").whose == "your code", "in this kernel"
     answers.passed.clear()
     assert course.mine("bubble").whose == "the reference"
     monkeypatch.setattr(progress, "source", lambda name: "import nowhere_to_be_found")
