@@ -16,6 +16,7 @@ import types
 
 import nbformat
 import pytest
+import torch
 import torch.distributed as dist
 
 import course
@@ -355,6 +356,24 @@ def test_the_reference_is_right(on_ranks, name):
     assert len(result.events) == max(TABLE[name].world_sizes)
     assert any(result.events)
     assert "<svg" in result._repr_html_()
+
+
+@pytest.mark.spawns
+def test_a_ring_may_also_send_and_receive_one_by_one(on_ranks):
+    def ring_all_reduce(tensor, rank, world_size):
+        flat = tensor.reshape(-1)
+        pieces = flat.tensor_split(world_size)
+        for step in range(2 * (world_size - 1)):
+            piece = pieces[(rank - step - 1) % world_size]
+            arrived = torch.empty_like(piece)
+            sending = dist.isend(pieces[(rank - step) % world_size], (rank + 1) % world_size)
+            dist.irecv(arrived, (rank - 1) % world_size).wait()
+            sending.wait()
+            piece.copy_(piece + arrived if step < world_size - 1 else arrived)
+        tensor.copy_(flat.view_as(tensor))
+
+    result = try_answer(TABLE["ring_all_reduce"], ring_all_reduce)
+    assert result.passed, result.message
 
 
 @pytest.mark.spawns

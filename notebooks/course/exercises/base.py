@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from course import files
 
-POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 NO_EXERCISES = {"base", "checking", "local", "predicting", "progress", "ranks", "result", "traffic", "trial"}
 """Files of this folder that are the machinery."""

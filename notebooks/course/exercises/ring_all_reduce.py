@@ -13,21 +13,21 @@ EXERCISE = Exercise(
     title="All-reduce around a ring",
     statement="""
     Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the
-    two neighbours only (`isend` and `irecv`; rank n − 1 is the neighbour of rank 0).
+    two neighbours only (`isend` and `irecv`, one by one or as a pair; rank n − 1 is the neighbour of rank 0).
 
     Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right
     and adds the one that comes from the left; then each rank has one piece whole. In n − 1 more steps
-    the whole pieces go round. Each rank so sends about 2(n − 1)/n of the tensor.
+    the whole pieces go round. So each rank sends about 2(n − 1)/n of the tensor.
 
-    It may have any shape, a size that n does not divide, and gaps: then `reshape(-1)` is a copy, to be
-    copied back.
+    It may have any shape and any size, also one that n does not divide, and need not be contiguous: then
+    `reshape(-1)` is a copy, which must be copied back.
     """,
     hints=(
         "`tensor_split(world_size)` cuts a flat tensor into nearly equal pieces, as views: adding to a piece "
         "changes the whole.",
         "In step s rank r sends piece r − s and receives piece r − s − 1, both modulo n; in the first n − 1 "
         "steps it adds what arrives, later it copies.",
-        "Begin with `isend`, then receive, then wait for both: if all ranks wait in `send`, nobody receives.",
+        "Begin both messages, then wait for both: if all ranks wait in `send`, nobody receives.",
     ),
     why="Every piece goes once around to be summed and once around to be spread, and all links carry a piece at "
     "the same time, so no rank sends more than twice the tensor.",
@@ -45,15 +45,16 @@ EXERCISE = Exercise(
 @EXERCISE.reference
 def ring_all_reduce(tensor, rank, world_size):
     """Replace `tensor` (one shape on all ranks) by its sum over the ranks, in place. Called on every rank."""
-    flat = tensor.reshape(-1)  # a copy where the memory has gaps
+    flat = tensor.reshape(-1)  # a copy if it is not contiguous
     pieces = flat.tensor_split(world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(2 * (world_size - 1)):
         piece = pieces[(rank - step - 1) % world_size]
         arrived = torch.empty_like(piece)
-        sending = dist.isend(pieces[(rank - step) % world_size], right)
-        dist.irecv(arrived, left).wait()
-        sending.wait()
+        sending = dist.P2POp(dist.isend, pieces[(rank - step) % world_size], right)
+        receiving = dist.P2POp(dist.irecv, arrived, left)
+        for message in dist.batch_isend_irecv([sending, receiving]):
+            message.wait()
         if step < world_size - 1:
             piece += arrived
         else:

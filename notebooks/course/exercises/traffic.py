@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from course.exercises.base import ring_bytes
+from course.exercises.base import POINT_TO_POINT, ring_bytes
 
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
     *("broadcast", "broadcast_object_list", "barrier", "monitored_barrier", "gather", "gather_object", "reduce"),
-    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "batch_isend_irecv"),
+    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
     *("send_object_list", "recv_object_list", "all_reduce_coalesced", "all_gather_coalesced"),
 )
 
@@ -163,12 +163,13 @@ class Traffic:
         """Replace the functions of torch.distributed for a while."""
         set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # its older name
         set_timeout(timedelta(seconds=self.patience_s))
-        originals = {name: getattr(dist, name) for name in (*COLLECTIVES, "send", "recv", "isend", "irecv")}
+        originals = {name: getattr(dist, name) for name in (*COLLECTIVES, *POINT_TO_POINT)}
         replaced = {name: self._collective(name, original) for name, original in originals.items()}
         for name in ("send", "isend"):
             replaced[name] = self._sending(name, originals["isend"])
         for name in ("recv", "irecv"):
             replaced[name] = self._receiving(name, originals["irecv"], originals["recv"])
+        replaced["batch_isend_irecv"] = self._batch
         self._put(replaced)
         try:
             yield
@@ -214,6 +215,11 @@ class Traffic:
             return src
 
         return _signed(call, getattr(dist, name))
+
+    def _batch(self, p2p_op_list: list[dist.P2POp]) -> list[Any]:
+        """Begin each message of the list by itself, so that each is counted."""
+        self._may("batch_isend_irecv")
+        return [each.op(each.tensor, each.peer, each.group, each.tag) for each in p2p_op_list]
 
     def _check_peer(self, name: str, peer: int) -> None:
         if not self.is_watched:
