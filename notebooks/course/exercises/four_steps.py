@@ -43,13 +43,13 @@ EXERCISE = Exercise(
         pieces = [inputs]  # scatter: a piece for each device, on that device
         ...
 
-        twins = [copy.deepcopy(network) for _ in pieces]  # replicate: modules, and tensors for them
+        modules = [copy.deepcopy(network) for _ in pieces]  # replicate: forward may set attributes
         tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-        copies = [tensors]  # the first device uses the original's
+        copies = [tensors]  # the first device uses the original's weights and buffers
         for device in devices[1 : len(pieces)]:
             copies.append({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
         with ThreadPoolExecutor(len(pieces)) as threads:  # apply
-            outputs = list(threads.map(functional_call, twins, copies, pieces))
+            outputs = list(threads.map(functional_call, modules, copies, pieces))
         return outputs[0]  # gather: all of them
         """
     },
@@ -60,17 +60,17 @@ EXERCISE = Exercise(
 def four_steps(network, inputs, devices):
     """Return `network(inputs)`, (rows, …), on the first device; each device computes its piece of the rows."""
     pieces = inputs.chunk(len(devices))
-    twins = [copy.deepcopy(network) for _ in pieces]
+    modules = [copy.deepcopy(network) for _ in pieces]
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())
     copies = [tensors]
     for device in devices[1 : len(pieces)]:
         copies.append({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
 
-    def apply(twin, own, piece, device):
-        return functional_call(twin, own, (piece.to(device),))
+    def apply(module, own, piece, device):
+        return functional_call(module, own, (piece.to(device),))
 
     with ThreadPoolExecutor(len(pieces)) as threads:
-        outputs = list(threads.map(apply, twins, copies, pieces, devices))
+        outputs = list(threads.map(apply, modules, copies, pieces, devices))
     return torch.cat([output.to(inputs.device) for output in outputs])
 
 

@@ -134,7 +134,7 @@ SLIPS = {
         ("the pieces are computed one after another", ("threads.map(", "map(")),
         (
             "is None: backward does not reach the original's weights",
-            ("functional_call(twin, own, (piece.to(device),))", "twin(piece)"),
+            ("functional_call(module, own, (piece.to(device),))", "module(piece)"),
         ),
         ("only the first piece's gradient has come", ("tensor.to(device, copy=True)", "tensor.detach().clone()")),
         ("`outputs` is [tensor(", ("torch.cat([output.to(inputs.device) for output in outputs])", "outputs")),
