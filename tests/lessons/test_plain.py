@@ -199,7 +199,7 @@ def test_averaging_by_hand_ends_with_the_weights_of_lesson_03(run, ranks):
     said = run("average_by_hand.py", "--epochs", 1)
     assert said.count("epoch 0: loss") == 2
     names = of_lesson("03", epochs=1)
-    lesson = labkit.launch(names["train"], names["average_each"], on=ranks, live=False)
+    lesson = labkit.launch(names["train"], names["after_backward"](names["average_each"]), on=ranks, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-9
 
 

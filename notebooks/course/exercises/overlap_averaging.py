@@ -22,8 +22,7 @@ EXERCISE = Exercise(
     model is trained for several steps.
     """,
     hints=(
-        "`parameter.register_post_accumulate_grad_hook(hook)` has `hook(parameter)` called once `parameter.grad` "
-        "is there.",
+        "Register one hook with every parameter; it begins that parameter's all-reduce.",
         "With `async_op=True` the call returns at once, with something to `wait()` for. Keep it, with its parameter.",
         "In the returned function: wait for each, then divide; then forget them, for the next step has new ones.",
     ),
