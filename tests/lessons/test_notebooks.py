@@ -206,19 +206,3 @@ def test_a_route_contains_what_its_lessons_need():
         there = {*found["Compare"], *lessons}
         for each in lessons.values():
             assert set(filter(None, each.needs.split(", "))) <= there, f"{each.name} in {name}"
-
-
-def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_05_says():
-    cells = {c.id: c.source for c in NOTEBOOKS["05_model_parallel"].cells}
-    (source,) = (s for s in cells.values() if "def whole_network" in s)
-    assert "set `cut = 4`" in cells["2ca2bcea"].replace("\n", " ")
-    names = {"torch": torch, "nn": torch.nn, "seed": 0, "inputs": 784, "batch_size": 64}
-    exec(source, names)
-    whole = names["whole_network"]()
-    assert isinstance(whole[names["cut"] - 1], torch.nn.ReLU)
-    left_out = [*whole[: names["cut"] - 1], *whole[names["cut"] :]]
-    layers = [
-        [layer.out_features for layer in part if hasattr(layer, "out_features")]
-        for part in (left_out[:4], left_out[4:])
-    ]
-    assert layers == [[1024, 1024], [1024, 512, 10]]

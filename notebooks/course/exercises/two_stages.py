@@ -16,12 +16,13 @@ EXERCISE = Exercise(
     lesson="05",
     title="Forward and backward over two stages",
     statement="""
-    A network is cut in two: one rank has the first part as `model` and the `inputs`, the other the second part and the
-    `targets` (what a rank does not have is None). `peer` is the other's rank. Do one forward and one backward pass with
-    `send` and `recv`: afterwards every parameter of both stages has its gradient. The second stage returns the loss,
+    A network is cut in two: the first stage has `model` and the `inputs`, the second its own `model` and the `targets`
+    (what a rank does not have is None). `peer` is the other's rank. Do one forward and one backward pass with `send`
+    and `recv`: afterwards every parameter of both has its gradient. The second stage returns the loss,
     `loss_fn(outputs, targets)`, as a float, the first None.
 
-    What travels between the stages has the shape `hidden_shape`, there and back; it is on the device of a rank's data.
+    The activations have the shape `hidden_shape`, and so has their gradient. Receive each on the device of the rank's
+    data.
     """,
     hints=(
         "`send` carries numbers, not the graph of operations: what the second stage receives is a new leaf, and must "
