@@ -9,8 +9,8 @@ EXERCISE = Exercise(
     lesson="06",
     title="The bubble by formula",
     statement="""
-    In a pipeline every stage does m forward and m backward passes, and waits for the rest of a step: until its first
-    input comes, and after its last gradient has gone. Return the share of a step's time in which a stage waits, a
+    In a pipeline every stage does m forward and m backward passes, and waits for the rest of a step: for its first
+    input, for its first gradient, and after its last. Return the share of a step's time in which a stage waits, a
     `float` from 0 to 1.
 
     All passes take equally long. It is the same for GPipe and 1F1B, and for every stage.

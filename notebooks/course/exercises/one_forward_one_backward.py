@@ -20,8 +20,7 @@ EXERCISE = Exercise(
     Within that limit no stage waits longer than it must.
     """,
     hints=(
-        "The last stage can begin with B as soon as it has done one F: F0 B0 F1 B1 …",
-        "The stage before it has done one F more by then; stage s begins with `stages - stage - 1` F's, if there "
+        "The stage before the last has done one F more by then; stage s begins with `stages - stage - 1` F's, if there "
         "are as many micro-batches.",
         "Then F and B take turns until no F is left, and the remaining B's follow.",
     ),
