@@ -384,16 +384,6 @@ class _Unpickler(pickle.Unpickler):
         return value if id(value) in self._left_alone else by_value._class_setstate(value, state)
 
 
-class _Places(dict[str, str]):
-    """Where storages go that were on another device than the CPU: all to one."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self._device = str(device)
-
-    def get(self, location: str, default: Any = None) -> Any:
-        return location if location in ("cpu", "meta") else self._device
-
-
 def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[str, Any] | None = None) -> Any:
     """Return the value that was packed. On a rank, `packed` is emptied.
 
@@ -411,11 +401,16 @@ def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[
         with open(memory.path, "wb") as file:
             file.write(packed.data)
         packed.data, packed.memory = b"", memory
+
+    def place(storage: Any, location: str) -> Any:
+        stays = device is None or location in ("cpu", "meta")
+        return torch.serialization.default_restore_location(storage, location if stays else str(device))
+
     unpickler = type("Unpickler", (_Unpickler,), {"main": main})
     value, met = torch.load(
         io.BytesIO(packed.data) if packed.memory is None else packed.memory.path,
-        map_location=None if device is None else _Places(device),
-        pickle_module=types.SimpleNamespace(__name__=__name__, Unpickler=unpickler, load=_refuse),
+        map_location=place,
+        pickle_module=types.SimpleNamespace(__name__=__name__, Unpickler=unpickler),
         weights_only=False,
         mmap=packed.memory is not None,
     )
@@ -423,11 +418,6 @@ def unpack(packed: Packed, device: torch.device | str | None = None, main: dict[
         packed.clear()
         take_in(main, met)
     return value
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    """Stand in for what `torch.load` calls where bytes are no archive, and so not what `save` wrote."""
-    raise pickle.UnpicklingError("what came is no archive that torch.save has written; a part of it may be missing")
 
 
 def take_in(main: dict[str, Any], met: Mapping[str, Any]) -> None:
