@@ -48,22 +48,14 @@ def send_by_value() -> None:
     pickler.reducer_override = _reduce
 
 
-def send_by_name() -> None:
-    """Have it travel as ever."""
-    del ForkingPickler.reducer_override
-
-
 @contextlib.contextmanager
 def sending_by_name() -> Iterator[None]:
     """Have it travel as ever for now: a script's `__main__` can be imported."""
-    is_by_value = "reducer_override" in vars(ForkingPickler)
-    if is_by_value:
-        send_by_name()
+    del ForkingPickler.reducer_override
     try:
         yield
     finally:
-        if is_by_value:
-            send_by_value()
+        send_by_value()
 
 
 def _reduce(_: Any, value: Any) -> Any:
