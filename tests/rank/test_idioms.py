@@ -233,9 +233,12 @@ def test_on_gpus_a_script_has_the_limit_that_pytorch_gives_it_unless_the_launch_
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        ({"rank": 0}, "rank 1 asks for a process group in which it is rank 0"),
-        ({"world_size": 8}, "rank 1 asks for a process group of 8 ranks, but 4 were launched"),
-        ({"store": dist.HashStore(), "rank": 1, "world_size": 2}, "of 2 ranks, but 4 were launched"),
+        ({"rank": 0}, "rank 1 asks for a process group in which rank is 0, but it was launched with 1"),
+        ({"world_size": 8}, "in which world_size is 8, but it was launched with 4"),
+        (
+            {"store": dist.HashStore(), "rank": 1, "world_size": 2},
+            "in which world_size is 2, but it was launched with 4",
+        ),
         ({"backend": "nccl"}, "rank 1 asks for a process group with nccl, but labkit.launch has made one with gloo"),
     ],
 )

@@ -142,14 +142,10 @@ def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
             f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: write "
             f"{there!r}, or launch(…, backend={str(backend)!r})"
         )
-    if wanted.get("world_size", within.world_size) != within.world_size:
-        raise ValueError(
-            f"rank {rank} asks for a process group of {wanted['world_size']} ranks, but {within.world_size} were "
-            f"launched: write worker.world_size, or launch(…, world_size={wanted['world_size']}). Ranks that form a "
-            "group of their own leave that of all first: dist.destroy_process_group()"
-        )
-    if wanted.get("rank", rank) != rank:
-        raise ValueError(
-            f"rank {rank} asks for a process group in which it is rank {wanted['rank']}: write worker.rank, which is "
-            f"{rank} here"
-        )
+    for name, here in (("world_size", within.world_size), ("rank", rank)):
+        if wanted.get(name, here) != here:
+            raise ValueError(
+                f"rank {rank} asks for a process group in which {name} is {wanted[name]}, but it was launched with "
+                f"{here}: write worker.{name}. Ranks that form a group of their own leave that of all first: "
+                "dist.destroy_process_group()"
+            )
