@@ -140,14 +140,10 @@ def reserved() -> Any:
         held = ran(moves, on=ranks)
         ranks.run("x = torch.ones(2, device=worker.device); dist.all_reduce(x)")
         cells = ranks.values("[str(x.device), x.tolist()]")
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(GPUS - 1)
-        changed = ran(where, on=ranks, world_size=1, device="cuda")
-        del os.environ["CUDA_VISIBLE_DEVICES"]
     with labkit.Session(2 * GPUS) as ranks:
         one, all_ = ran(where, on=ranks, world_size=1), ran(where, on=ranks)
     return {"first": first, "failed": failed, "again": again, "logged": logged, "held": held} | {
         "cells": cells,
-        "changed": changed,
         "of many": [one, all_],
     }
 
