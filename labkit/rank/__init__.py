@@ -12,7 +12,7 @@ In a rank's process, for its whole life:
 
 * `ForkingPickler.reducer_override` (`rank.script_compat.children`): functions of cells reach a DataLoader's workers by
   value.
-* `tqdm.notebook`, by a module in its place (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
+* `tqdm.notebook`, by a finder in `sys.meta_path` (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
 * `torch.distributed.rendezvous._create_c10d_store` (`rank.file_store`): `rpc.init_rpc` would listen on the whole
   network. It calls the original for every other address.
 * `dist.init_process_group` (`rank.script_compat.reuse_process_group`): a script finds that its rank has joined the

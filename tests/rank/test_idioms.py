@@ -253,9 +253,11 @@ def test_another_group_than_there_is_is_refused_with_both(within, ask, said):
 def test_a_bar_for_notebooks_is_text_and_moves(monkeypatch):
     pytest.importorskip("tqdm")
     monkeypatch.delitem(sys.modules, bars.NAME, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     bars.as_text()
-    import tqdm.notebook as module
+    import tqdm.notebook
 
+    module = tqdm.notebook  # as an attribute of its package
     monkeypatch.delitem(sys.modules, bars.NAME)
     shown = io.StringIO()
     for _ in module.tqdm(range(4), file=shown, mininterval=0):

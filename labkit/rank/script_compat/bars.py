@@ -6,6 +6,8 @@ A widget that is made in a rank has no notebook to be shown in: it prints itself
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import sys
 import types
 from typing import Any
@@ -14,10 +16,18 @@ NAME = "tqdm.notebook"
 
 
 def as_text() -> None:
-    """Have `tqdm.notebook` make bars of text in this process, once somebody asks it for a bar."""
-    module = types.ModuleType(NAME)
-    vars(module)["__getattr__"] = _of_text
-    sys.modules.setdefault(NAME, module)
+    """Have `tqdm.notebook` make bars of text in this process, once somebody imports it."""
+    sys.meta_path.insert(0, _TextBars())
+
+
+class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds this one module, and makes it of what `tqdm` has for terminals."""
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name == NAME else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__getattr__"] = _of_text
 
 
 def _of_text(name: str) -> Any:
