@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import labkit
 from course.transformer import (
@@ -106,6 +111,83 @@ def test_bf16_is_off_by_no_more_than_its_bound(ranks, one_process):
     )
     assert 1e-3 < off / way <= BF16.bound(DEPTH) < 0.03
     assert all(weight.dtype == torch.float32 for weight in weights.values())
+
+
+COLLECTIVES = (
+    *("all_gather_single", "reduce_scatter_single", "all_reduce"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor"),  # their names before PyTorch 2.15
+)
+
+
+def shard_on_a_mesh(worker):
+    """Return what each collective of a step was given, the ranks that took part, and how far gradients are off."""
+    calls = set()
+    with contextlib.ExitStack() as patches:
+        for name in filter(dist.__dict__.get, COLLECTIVES):
+            patches.enter_context(mock.patch.object(dist, name, noting(calls, getattr(dist, name))))
+        model, whole = seeded(0, 1), seeded(0, 1)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
+        inputs, targets = next(batches(DATA, 8, 16))
+        mine = torch.arange(8).chunk(4)[worker.rank]
+        mean_loss(model(inputs[mine]), targets[mine]).backward()
+    mean_loss(whole(inputs), targets).backward()
+    pairs = zip(model.parameters(), whole.parameters(), strict=True)
+    off = max((a.grad.full_tensor() - b.grad).abs().max().item() for a, b in pairs)
+    held = sum(p.to_local().numel() for p in model.parameters())
+    return calls, held, sum(p.numel() for p in whole.parameters()), off
+
+
+def noting(calls, collective):
+    def call(*args, **options):
+        given = args[0] if args else options[next(iter(options))]
+        group = tuple(dist.get_process_group_ranks(options["group"]))
+        calls.add((" ".join(collective.__name__.split("_")[:2]), group, given.numel()))
+        return collective(*args, **options)
+
+    return call
+
+
+@pytest.mark.spawns
+def test_hsdp_gathers_within_a_row_and_all_reduces_a_ranks_part_between_rows_as_lesson_20_says(ranks):
+    found = labkit.launch(shard_on_a_mesh, on=ranks, world_size=4, live=False, backend="gloo").results
+    for rank, (calls, held, whole, off) in enumerate(found):
+        row, column = ((0, 1), (2, 3))[rank // 2], ((0, 2), (1, 3))[rank % 2]
+        assert {(name, group) for name, group, _ in calls} == {
+            ("all gather", row),
+            ("reduce scatter", row),
+            ("all reduce", column),
+        }
+        assert held == whole // 2
+        assert {size for name, _, size in calls if name == "all reduce"} == {held}
+        assert off < 1e-12
+
+
+def kinds_under_a_policy(worker):
+    """Return the types of what norms are given and give, of the logits, of the loss, and of what the rank keeps."""
+    mesh = init_device_mesh("cpu", (worker.world_size,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model, of_norms = GPT(1, 32, 4), set()
+
+    def look(norm, given, output):
+        of_norms.update((norm.weight.dtype, given[0].dtype, output.dtype))
+
+    for module in (model.norm, model.blocks["0"].norm1, model.blocks["0"].norm2):
+        module.register_forward_hook(look)
+    fully_shard(model.blocks["0"], mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    inputs, targets = next(batches(DATA, 2, 16))
+    logits = model(inputs)
+    loss = mean_loss(logits, targets)
+    loss.backward()
+    kept = {each.dtype for p in model.parameters() for each in (p, p.grad)}
+    return of_norms, logits.dtype, loss.dtype, kept
+
+
+@pytest.mark.spawns
+def test_under_a_policy_norms_and_the_loss_are_in_16_bits_as_lesson_20_says(ranks):
+    found = labkit.launch(kinds_under_a_policy, on=ranks, world_size=2, live=False, backend="gloo").results
+    assert found == [({torch.bfloat16}, torch.bfloat16, torch.bfloat16, {torch.float32})] * 2
 
 
 def seeded(seed, depth):

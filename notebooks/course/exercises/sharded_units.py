@@ -32,7 +32,8 @@ EXERCISE = Exercise(
         "`weight.data.view(-1)`: autograd does not track what is written through `.data`.",
         "Begin each gather with `async_op=True`, keep the work by the unit's number, and `wait()` before the unit "
         "computes. Forward unit i + 1 is next, backward unit i − 1.",
-        "`reduce_scatter_tensor(shards[i].grad, gradient.flatten())` adds up; divide by the number of ranks.",
+        "`shards[i].grad = torch.empty_like(shards[i])` first; then `reduce_scatter_tensor(shards[i].grad, "
+        "gradient.flatten())` adds up. Divide by the number of ranks.",
     ),
     why="A rank holds two units at most, the one that computes and the one that is being gathered; all others exist in "
     "shards only. `fully_shard` registers such hooks, too.",
@@ -49,7 +50,7 @@ EXERCISE = Exercise(
             ...
 
         def after_backward(i):
-            """`units[i].weight.grad` is complete."""
+            """`units[i].weight.grad` is complete, and the weight is not needed any more."""
             ...
 
         for i, unit in enumerate(units):
