@@ -119,7 +119,6 @@ def main():
         train(device, options)
     finally:
         dist.destroy_process_group()
-    os._exit(0)  # done; PyTorch 2.15 with gloo sometimes aborts while it takes itself down
 
 
 if __name__ == "__main__":
