@@ -19,12 +19,6 @@ class Fact(NamedTuple):
 
 
 FACTS = {
-    "sigterm": Fact(
-        "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "
-        "(`KillWait`)",
-        r"KillWait|cluster sends",
-        frozenset({"14", "15"}),
-    ),
     "gloo's reduce-scatter": Fact(
         "gloo's reduce-scatter is a whole all-reduce, and each rank then keeps its part",
         r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",

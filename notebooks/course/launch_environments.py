@@ -35,7 +35,7 @@ PLACES = {
     "srun torchrun": Place(6, 2, 8, "gpu07"),
     "mpirun (Open MPI)": Place(5, 1, 8, "gpu07"),
     "Ray Train": Place(3, 1, 4, "10.0.3.17"),
-    "Jupyter in an salloc": Place(0, 0, 1, "localhost"),
+    "Jupyter in a batch script": Place(0, 0, 1, "localhost"),
     "nothing": Place(0, 0, 1, "localhost"),
 }
 """What is right, by what has started the process."""
@@ -104,7 +104,15 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
         "MASTER_ADDR": "10.0.3.17",
         "MASTER_PORT": "52341",
     },
-    "Jupyter in an salloc": {**_JOB, "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"},
+    "Jupyter in a batch script": {
+        **_JOB,
+        "SLURM_NTASKS": "8",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURMD_NODENAME": "gpu07",
+    },
     "nothing": {},
 }
 """Those that have to do with a process's place; recorded with SLURM 22.05, PyTorch 2.15 and Open MPI 5.0 (mpirun in an

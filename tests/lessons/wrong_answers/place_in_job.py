@@ -49,3 +49,12 @@ def slurm_first(environment):
         rank, local_rank, world_size = (int(environment[name]) for name in names)
         return rank, local_rank, world_size, environment.get("MASTER_ADDR") or place_in_job(environment)[3]
     return place_in_job(environment)
+
+
+@told("the world size is 8, expected 1: that is `SLURM_NTASKS`, what `srun` would start")
+def rank_of_the_batch_script(environment):
+    """The script has a SLURM_PROCID, and no step."""
+    if "SLURM_PROCID" in environment and not {"RANK", "OMPI_COMM_WORLD_RANK"} & set(environment):
+        numbers = (int(environment[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"))
+        return (*numbers, place_in_job(environment)[3])
+    return place_in_job(environment)
