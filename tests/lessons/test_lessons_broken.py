@@ -96,7 +96,7 @@ BROKEN = {
     ),
     "16_resnet_at_scale": (
         "torch.manual_seed((1000 * args.seed + epoch) * world_size + rank)",
-        "torch.manual_seed((1000 * args.seed + len(accuracies) - is_there[0]) * world_size + rank)",
+        "torch.manual_seed((1000 * args.seed + epoch - first) * world_size + rank)",
         "a run that was killed ends as one that was not",
     ),
     "17_pitfalls_starting": (
