@@ -22,13 +22,9 @@ class NotFinite(NamedTuple):
         """ "NaN", "Inf" or "-Inf"."""
         return "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
 
-    @property
-    def said(self) -> str:
-        """In one line: which rank logged it, and at which step."""
-        return f"{self}, the first value that is not finite"
-
     def __str__(self) -> str:
-        return f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
+        said = f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
+        return f"{said}, the first value that is not finite"
 
 
 def first(history: History) -> NotFinite | None:

@@ -36,8 +36,7 @@ def rate(per_s: float) -> str:
 
 def remark(run: RunRecord) -> str:
     """Return which rank was the first to log a NaN or an Inf, in one line; "" if none has."""
-    found = not_finite.first(run.recorded)
-    return found.said if found else ""
+    return str(not_finite.first(run.recorded) or "")
 
 
 def plain(run: RunRecord) -> str:
