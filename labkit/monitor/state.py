@@ -13,9 +13,6 @@ from labkit.monitor.output import RankOutput
 from labkit.protocol import events
 from labkit.protocol.packing import unpack
 
-WARNINGS = 3
-"""Of one kind that are shown at most; of the other ranks it is only said how many there are."""
-
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
 
@@ -92,17 +89,8 @@ class RunState:
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong without ending the run, a line each; of many ranks with the same only some."""
-        by_topic: dict[str, list[str]] = {}
-        for (_, topic), text in sorted(self.warned.items()):
-            if text:
-                by_topic.setdefault(topic, []).append(text)
-        found = []
-        for texts in by_topic.values():
-            found += texts[:WARNINGS]
-            if (more := len(texts) - WARNINGS) > 0:
-                found.append(f"{more:,} more ranks report the same" if more > 1 else "1 more rank reports the same")
-        return found
+        """What went wrong without ending the run, a line each."""
+        return [text for _, text in sorted(self.warned.items()) if text]
 
     @property
     def is_over(self) -> bool:
