@@ -57,18 +57,15 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
     return Diagnosis(blamed, headline, cause, elsewhere, "hang")
 
 
-def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended: str = "") -> Diagnosis:
+def diagnose_own_error(error: BaseException, trace: str, folder: str) -> Diagnosis:
     """Return the diagnosis of a run that labkit itself could not continue. No rank is to blame.
 
     Args:
         error: What labkit raised.
         trace: Its traceback.
         folder: The run directory, if the ranks go on without the notebook; else "".
-        not_ended: Why the ranks could not be ended; "" if they were.
     """
     after = "The ranks were ended, because nobody follows them any more. What had come from them is kept."
-    if not_ended:
-        after = f"The ranks could not be ended ({not_ended}): `run.pids` are their processes. What had come is kept."
     if folder:
         after = (
             f"The ranks may still be at work. Once the cause is fixed, labkit.attach({folder!r}) follows them again."

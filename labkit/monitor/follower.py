@@ -111,16 +111,14 @@ class Follower:
 
         What has come from the ranks is kept.
         """
-        folder = str(self._engine.folder or "") if self._engine.outlives_notebook else ""
-        not_ended = ""
+        if self._own_error is None:
+            folder = str(self._engine.folder or "") if self._engine.outlives_notebook else ""
+            self._own_error = diagnose_own_error(error, "".join(traceback.format_exception(error)), folder)
         if not self._engine.outlives_notebook:
             try:
                 self._engine.kill()
             except BaseException as worse:
-                not_ended = f"{type(worse).__name__}: {worse}"
-        if self._own_error is None:
-            trace = "".join(traceback.format_exception(error))
-            self._own_error = diagnose_own_error(error, trace, folder, not_ended)
+                logger.error("the ranks could not be ended; run.pids are their processes", exc_info=worse)
 
     def settle(self) -> None:
         """Say how the run ended. Nothing of it changes any more."""

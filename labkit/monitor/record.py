@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.engines.base import Engine
 from labkit.failures.facts import Diagnosis
 from labkit.failures.frames import frames_of
-from labkit.failures.stacks import Stacks
 from labkit.monitor.history import History, Progress
 from labkit.monitor.state import RankState, RunState
 from labkit.protocol import events
@@ -254,10 +253,6 @@ class RunRecord:
         finally:
             if has_lock:
                 self.lock.release()
-
-    def stacks(self) -> Stacks:
-        """Return where every rank is; see `labkit.Run.stacks`."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
