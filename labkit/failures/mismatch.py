@@ -63,10 +63,10 @@ def _met_in_different_collectives(
             else f"ranks met in different collectives, {call}: {difference.parts}"
         )
     elif len({stack.in_words for stack in met}) > 1:
-        headline = f"ranks met in different collectives: {met.in_words}{_last_calls(calls)}"
+        headline = f"ranks met in different collectives: {met.in_words}"
     else:
         place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
-        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(calls)}"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
 
@@ -97,13 +97,6 @@ def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls
         f"{int(sizes[1]):,} bytes{sender}: sender and receiver must agree on shape and type"
     )
     return culprit.rank, headline, cause, "different_collectives"
-
-
-def _last_calls(calls: list[RankCalls]) -> str:
-    """Return the last calls of the ranks that could report them: one that dies in native code cannot."""
-    last = [(call, r.rank) for r in calls for call in r.calls[-1:]]
-    groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
-    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
 
 
 def _announced_different_collectives(cause: str, ranks: list[RankFacts]) -> Finding | None:
