@@ -7,12 +7,15 @@ What does not work: a secret prefix (newer stores list their keys); a listener t
 computes).
 What is done: PyTorch's `FileStore`, in a folder of mode 0700. It looks every 10 ms for what it waits for, which would
 make a launch on reserved ranks half as long again; `rank.file_store` looks sooner.
-What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`. A notebook that
-is killed during a run leaves the folder behind, a few KB.
+A notebook that is killed cannot remove the folder: the next one does, which sees that nobody holds its lock.
+What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import os
 import shutil
 import socket
@@ -25,20 +28,45 @@ from labkit.rank import ports
 PREFIX = "labkit-rendezvous-"
 """Of the folders' names, where temporary files are."""
 
+LOCK = "lock"
+"""A file in each, locked as long as its process lives."""
+
 
 class LocalRendezvous:
     """A store's file and a port for the ranks of this machine, until `close` or the end of this process."""
 
     def __init__(self) -> None:
+        remove_left_behind()
         self.port, reserved = ports.reserve("127.0.0.1")  # where a script may open a store
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.file = self.folder / "store"
-        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, reserved)
+        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, reserved, _lock(self.folder))
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
 
-def _close(pid: int, folder: Path, reserved: socket.socket) -> None:
+def _lock(folder: Path) -> int:
+    lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(folder / "new", folder / LOCK)  # before, nobody looks for it
+    return lock
+
+
+@functools.cache
+def remove_left_behind() -> None:
+    """Remove the folders of processes that were killed; once in a process."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or somebody holds it
+            lock = os.open(folder / LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+def _close(pid: int, folder: Path, reserved: socket.socket, lock: int) -> None:
     if os.getpid() != pid:  # a fork of the process that made it, at its end
         return
     shutil.rmtree(folder, ignore_errors=True)
     reserved.close()
+    os.close(lock)

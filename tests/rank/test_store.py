@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from labkit.engines.rendezvous import LocalRendezvous
+from labkit.engines.rendezvous import LOCK, PREFIX, LocalRendezvous, remove_left_behind
 from labkit.rank import file_store, ports
 from labkit.rank.file_store import LocalFileStore
 from tests.conftest import LONG_S
@@ -86,6 +87,24 @@ def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
 
 
 # A script's own way to the store
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(rendezvous, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    elsewhere = tmp_path / "mine"
+    for folder in (tmp_path / f"{PREFIX}left", tmp_path / f"{PREFIX}begun", elsewhere):
+        folder.mkdir()
+    (tmp_path / f"{PREFIX}left" / LOCK).touch()
+    (elsewhere / LOCK).touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    remove_left_behind.cache_clear()
+    held = LocalRendezvous()
+    remove_left_behind.cache_clear()
+    remove_left_behind()
+    there = {path.name.removeprefix(PREFIX) for path in tmp_path.iterdir()} - {"mine"}
+    assert there == {"begun", "link", held.folder.name.removeprefix(PREFIX)}
+    assert (elsewhere / LOCK).exists()
+    held.close()
 
 
 @pytest.fixture
