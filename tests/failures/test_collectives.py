@@ -16,7 +16,7 @@ from labkit.rank import recorder
 from labkit.rank.recorder import Collectives
 from labkit.system import host
 from tests.conftest import wait_for_step
-from tests.support import hangs, workloads
+from tests.support import hangs, transports, workloads
 from tests.support.tiers import few
 
 SESSION_RANKS = 3
@@ -295,10 +295,19 @@ def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
 @pytest.mark.spawns
 @pytest.mark.parametrize(
     "row",
-    few(hangs.ROWS, lambda row: row in ("a collective hidden in DDP", "two groups", "a ring of receivers")),
+    few(hangs.ROWS, lambda row: row not in ("another size, compared in detail", "a monitored barrier")),
 )
 def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, ranks):
     error = hangs.report(row, 3, odd=2, before=7, on=ranks)
+    assert hangs.is_right(row, 2, 7, error), str(error)
+
+
+@needs_recorder
+@pytest.mark.spawns
+@pytest.mark.parametrize("row", hangs.UNNOTICED)
+def test_where_the_transport_tells_nobody_that_a_rank_has_gone_labkit_does(row, ranks):
+    with transports.holding() as path:
+        error = hangs.report(row, 3, odd=2, before=7, on=ranks, path=path)
     assert hangs.is_right(row, 2, 7, error), str(error)
 
 

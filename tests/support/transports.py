@@ -78,14 +78,6 @@ def keep_open(path):
         os.close(fd)
 
 
-def note(folder, rank):
-    """Note the time at which a rank has come to a line, in a file of its own in `folder`; nothing if that is None."""
-    if folder is not None:
-        made = Path(folder, f"new {rank}")
-        made.write_text(str(time.time()))
-        made.rename(Path(folder, str(rank)))  # whole at once
-
-
 ABORTED = """\
 [rank{rank}]:[E1125 20:00:00.000000000 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation \
 timeout: WorkNCCL(SeqNum={number}, OpType={kind}, NumelIn=1, NumelOut=1, Timeout(ms)={limit_ms}) ran for {limit_ms} \
