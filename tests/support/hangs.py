@@ -262,7 +262,7 @@ def plant(worker, row, odd, before, path=None, _compiler=torch._dynamo):
 
 
 def report(row, world_size, odd, before, on=None, path=None):
-    """Return the error by which a planted hang ends. With `path` no rank notices another's end: `transports.holding`."""
+    """Return the error by which a planted hang ends. With `path` an end goes unnoticed (`transports.holding`)."""
     try:
         options = {"world_size": world_size, "stall_s": ROWS[row].silent_s, "live": False, "on": on}
         labkit.launch(plant, row, odd, before, path, backend="gloo", **options)
