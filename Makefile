@@ -19,12 +19,11 @@ help:
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 12 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
-	@echo "make test-long   and every lesson once more, with another seed, and with a planted mistake; 1,000 launches, and a"
-	@echo "                 run of an hour that logs 10 million times (see tests/whole/test_soak.py for less)"
+	@echo "make test-long   and more of each kind, and 1,000 launches in one kernel"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
-	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"
+	@echo "make test-gpu    what only a GPU can show, with the torch that is there"
 	@echo "make notebooks   run every notebook headless; the executed ones are in build/notebooks"
 	@echo "make site        the guide, the lessons as they ran, a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
@@ -74,7 +73,7 @@ test-oldest: dist
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu --out build/gpu.md
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -v tests/gpu
 
 notebooks: setup
 	$(BIN)/python tests/tools/run_notebooks.py --out build/notebooks $(PARAMETERS)

@@ -374,17 +374,6 @@ def pytest_runtest_setup(item):
         pytest.skip(why)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session):
-    """Say last, after pytest's own last line, what did not run for want of a program."""
-    result = yield
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.stats.get("skipped", []) if reporter is not None else []  # several workers have no reporter
-    for line in programs.not_run([str(report.longrepr) for report in skipped]):
-        reporter.write_line(line, yellow=True)
-    return result
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     result = yield

@@ -2,8 +2,7 @@
 named, and how long after the failure the error is there.
 
 World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone; with --reserved all trials are
-on the ranks of one session, and each finds what those before have left of them. The table grows as rows end;
-build/failures.json keeps every trial.
+on the ranks of one session, and each finds what those before have left of them. The table grows as rows end.
 
     python tests/benchmarks/failures.py --trials 100 --rows SIGKILL sys.exit --world-sizes 2,3,4
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import re
 import statistics
 import sys
@@ -78,17 +76,15 @@ def chosen(names: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Try every row, print the table as it grows, keep all trials."""
+    """Try every row, and print the table as it grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100, help="of each row")
     parser.add_argument("--rows", nargs="*", default=[], help="all by default")
     parser.add_argument("--world-sizes", default="2,3,4")
     parser.add_argument("--reserved", action="store_true", help="on the ranks of a session")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "failures.json")
     options = parser.parse_args()
     rows, world_sizes = chosen(options.rows), [int(size) for size in options.world_sizes.split(",")]
     standby.off()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     print("| way to fail | right rank named | median s | greatest s |\n|---|---|---|---|", flush=True)
     done: list[Trial] = []
     session = labkit.Session(max(world_sizes)) if options.reserved else None
@@ -98,7 +94,6 @@ def main() -> None:
             these.append(try_once(row, world_size, rank, session))
             if not these[-1].right:
                 print(f"wrong: {these[-1]}", file=sys.stderr, flush=True)
-            options.out.write_text(json.dumps([t._asdict() for t in done + these], indent=1))
         print(in_a_row(row, these), flush=True)
         done += these
     print(in_a_row("**all**", done), flush=True)

@@ -1,4 +1,4 @@
-"""Measure what a rank takes of the machine's memory: by what it has imported and done, and by the number of ranks.
+"""Measure what a rank takes of the machine's memory, by the number of ranks.
 
 USS, the unique set size, is what one process has for itself alone; PSS adds its share of what processes have in common
 (libraries, mostly); RSS counts that in full for every process, and so says little. What one more rank costs is how much
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -20,30 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 import labkit
-
-STAGES = {
-    "Python": "",
-    "import torch": "import torch",
-    "what labkit's rank imports besides": "import labkit.rank.main",
-    "an optimizer, which imports torch._dynamo, and a first step without a group": """
-from labkit.rank import spawned
-spawned.warm_up()
-""",
-    "gloo, DDP, a step of 10 MB of parameters": """
-import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-from tests.benchmarks.memory import step
-step()
-""",
-}
-"""What one process does, one after another."""
-
-LOOK = """
-rollup = dict(line.split()[:2] for line in list(open("/proc/self/smaps_rollup"))[1:])
-uss = int(rollup["Private_Clean:"]) + int(rollup["Private_Dirty:"])
-print(uss, rollup["Pss:"], rollup["Rss:"], len(__import__("sys").modules), flush=True)
-"""
 
 
 class Memory(NamedTuple):
@@ -80,18 +55,6 @@ def train(worker: labkit.Worker) -> Memory:
     return found
 
 
-def by_stage() -> None:
-    """Print what one process takes after each of `STAGES`."""
-    code = LOOK.join(["", *(f"{do}\n" for do in STAGES.values())]).replace("\n\n", "\n")
-    done = subprocess.run([sys.executable, "-c", code + LOOK], capture_output=True, text=True, check=True)
-    print(f"{'one process':48}{'USS MB':>8}{'more':>8}{'RSS MB':>8}{'modules':>9}")
-    before = 0.0
-    for stage, line in zip(STAGES, done.stdout.splitlines()[-len(STAGES) :], strict=True):
-        uss, _, rss, modules = (int(part) for part in line.split())
-        print(f"{stage:48}{uss / 1e3:8.0f}{uss / 1e3 - before:+8.0f}{rss / 1e3:8.0f}{modules:9}")
-        before = uss / 1e3
-
-
 def by_ranks(numbers: list[int]) -> None:
     """Print what a rank takes in runs of so many ranks, and what one more costs."""
     print(f"\n{'ranks':>5}{'USS MB a rank':>16}{'PSS MB a rank':>16}{'PSS MB in all':>16}{'one more MB':>14}")
@@ -112,7 +75,6 @@ def main() -> None:
     options = parser.parse_args()
     labkit.standby.off()
     print(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}")
-    by_stage()
     by_ranks(options.ranks)
 
 

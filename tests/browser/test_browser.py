@@ -8,8 +8,7 @@ import pytest
 
 from course import exercises
 from course.exercises.progress import FILE
-from tests.support.browser import LONG_S, SCREENSHOTS, write
-from tests.tools.run_notebooks import LIMIT_BYTES
+from tests.support.browser import SCREENSHOTS, write
 
 pytestmark = pytest.mark.browser
 
@@ -128,23 +127,6 @@ def test_a_learner_is_wrong_reads_why_opens_a_hint_and_is_right(page):
     shown.locator("svg[role=img]").wait_for()
     screenshot(page, "exercise_right")
     assert json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
-    assert page.real_errors() == []
-
-
-@pytest.mark.wide
-def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
-    page.open("00_start_here.ipynb")
-    page.run_all()
-    # Not the last cell's prompt: JupyterLab has none of a cell that it has not drawn yet.
-    ready = page.page.locator("text=ready: 2 ranks trained, in cells and as a file")
-    ready.wait_for(timeout=5 * 1000 * LONG_S)
-    page.cell(5).scroll_into_view_if_needed()
-    page.page.locator(STAYS).first.wait_for(state="attached")
-    screenshot(page, "3_first_lesson")
-    page.save(page.folder / "00_start_here.ipynb")
-    saved = (page.folder / "00_start_here.ipynb").read_text()
-    assert len(saved.encode()) <= LIMIT_BYTES
-    assert "widget-view+json" not in saved
     assert page.real_errors() == []
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.browser.test_browser import LAST_STEP, PANEL
-from tests.support.browser import LATE, LONG_S, SCREENSHOTS, lab_and_its_end, write
+from tests.support.browser import LATE, SCREENSHOTS, lab_and_its_end, write
 
 pytestmark = pytest.mark.browser
 SETTLED_S = 15
@@ -296,34 +296,3 @@ def test_a_chart_that_stays_is_alive_at_once_and_fits_its_cell(page):
     # And JupyterLab's Plotly says this of a chart that it is drawing anew when the window changes; it is whole after.
     harmless = (*of_taken_away, "This element is not a Plotly plot")
     assert [error for error in page.real_errors() if not any(words in error for words in harmless)] == []
-
-
-def test_a_comparison_draws_the_runs_that_are_ticked(page):
-    index = list(CHARTS).index("labkit.compare of functions")
-    cell = page.cell(index)
-    if not cell.locator(".js-plotly-plot").count():  # this test alone
-        page.run_cell(index)
-        page.wait_until_run(index)
-    cell.locator(".jp-RenderedPlotly.js-plotly-plot:visible").nth(3).wait_for()
-    rows = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetParent)
-        .flatMap(plot => plot._fullLayout?.yaxis?._categories ?? [])"""
-
-    def wait_for_rows(*wanted):
-        deadline = time.monotonic() + LONG_S
-        while not {"one process", "distributed"} & {*wanted} <= {*page.page.evaluate(rows)} or (
-            "one process" not in wanted and "one process" in page.page.evaluate(rows)
-        ):
-            assert time.monotonic() < deadline, page.page.evaluate(rows)
-            page.page.wait_for_timeout(100)
-
-    wait_for_rows("one process", "distributed")
-    box = cell.locator("label.widget-label-basic, .widget-checkbox label", has_text="one process").first
-    box.click()
-    wait_for_rows("distributed")
-    cell.locator("th.row_heading", has_text="one process").and_(cell.locator(":visible")).wait_for(
-        state="detached"  # nor in the table
-    )
-    cell.screenshot(path=SCREENSHOTS / "chart_compare_one_ticked_off.png")
-    box.click()
-    wait_for_rows("one process", "distributed")
-    cell.locator("th.row_heading:visible", has_text="one process").first.wait_for()

@@ -166,32 +166,6 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     screenshot(page, "cut_off")
 
 
-@pytest.mark.wide
-def test_a_page_that_answers_before_the_kernel_has_a_subshell_is_heard_while_the_cell_runs(page):
-    """As on a machine that is busy. Its first answer then waits for the cell to end."""
-    opened(
-        page,
-        "slow",
-        """
-import asyncio
-kernel = get_ipython().kernel
-create = kernel.create_subshell_request
-async def slowly(*args):
-    await asyncio.sleep(2)
-    return await create(*args)
-kernel.control_handlers["create_subshell_request"] = slowly
-""",
-        "labkit.launch(train, then='goes on')",
-    )
-    page.run_cell(1)
-    page.wait_until_run(1)
-    page.run_cell(2)
-    page.cell(2).locator(PANEL).first.wait_for()
-    page.cell(2).locator("button", has_text="Stop").click()
-    says(page, 2, "train: stopped")
-    assert page.real_errors() == []
-
-
 WITHIN = {
     "Output": "out = widgets.Output()\ndisplay(out)\nwith out:\n    labkit.launch(train)",
     "Output, failing": "out = widgets.Output()\ndisplay(out)\nwith out:\n    fails()",
@@ -330,59 +304,6 @@ run = labkit.launch(gaps, world_size=1, wait=False)
     assert any("Download" in button for button in buttons), buttons
     assert not [button for button in buttons if "cloud" in button.lower() or "share" in button.lower()], buttons
     assert page.real_errors() == []
-
-
-COUNTED = """() => {
-    window.longTasks = [];
-    window.redraws = 0;
-    new PerformanceObserver(list => window.longTasks.push(...list.getEntries().map(entry => entry.duration)))
-        .observe({type: 'longtask'});
-    new MutationObserver(() => { window.redraws += 1; }).observe(
-        document.querySelector('.labkit-run .head span'), {characterData: true, childList: true, subtree: true});
-}"""
-
-
-@pytest.mark.wide
-def test_a_large_run_takes_little_of_the_page(page):
-    """Four ranks, three names, 10,000 steps each: the processor time of the page's main thread for each redraw."""
-    opened(
-        page,
-        "large",
-        """
-def many(worker):
-    for step in range(10_000):
-        worker.log(loss=1 / (1 + step) + worker.rank, accuracy=step / 10_000, norm=(step * 7919) % 1009)
-    while True:
-        step += 1
-        worker.log(loss=1 / (1 + step) + worker.rank, accuracy=1.0, norm=step % 1009)
-        time.sleep(0.05)
-run = labkit.launch(many, world_size=4, wait=False)
-""",
-    )
-    page.run_cell(1)
-    page.wait_for(f"() => ({LAST_STEP})() > 10_000")
-    page.page.wait_for_timeout(1000)
-    browser = page.page.context.new_cdp_session(page.page)
-    browser.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def busy_ms():
-        return {each["name"]: 1000 * each["value"] for each in browser.send("Performance.getMetrics")["metrics"]}[
-            "TaskDuration"
-        ]
-
-    page.page.evaluate(COUNTED)
-    before_ms = busy_ms()
-    page.page.wait_for_timeout(5000)
-    took_ms, redraws = busy_ms() - before_ms, page.page.evaluate("() => window.redraws")
-    long_ms = page.page.evaluate("() => window.longTasks.map(Math.round)")
-    print(f"{redraws} redraws in 5 s, {took_ms / redraws:.0f} ms of the main thread each; tasks over 50 ms: {long_ms}")
-    page.cell(1).scroll_into_view_if_needed()
-    screenshot(page, "large")
-    assert page.cell(1).locator(PANEL).count() == 3
-    page.cell(1).locator("button.stop").click()
-    says(page, 1, "many: stopped")
-    assert 1 < redraws <= 26
-    assert took_ms / redraws < 100, "30 to 50 on a machine that is busy"
 
 
 RENDER = """async ([source, shown]) => {

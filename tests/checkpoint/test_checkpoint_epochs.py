@@ -40,21 +40,6 @@ class Stream(IterableDataset):
         yield from (number + random.random() for number in range(SAMPLES))
 
 
-class OfNumpy(torch.utils.data.Sampler):
-    def __init__(self, dice, samples=SAMPLES):
-        self.dice, self.samples = dice, samples
-
-    def __iter__(self):
-        is_numpys = hasattr(self.dice, "permutation")
-        yield from (self.dice.permutation(self.samples) if is_numpys else self.shuffled()).tolist()
-
-    def shuffled(self):
-        return np.array(self.dice.sample(range(self.samples), self.samples))
-
-    def __len__(self):
-        return self.samples
-
-
 EXACT = {
     "in order": lambda g: DataLoader(range(SAMPLES), BATCH),
     "one generator for order and noise": lambda g: DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=g),
@@ -67,7 +52,6 @@ EXACT = {
 }
 OR_A_WARNING = {
     "wrapped by tqdm": lambda g: tqdm(DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=g), disable=True),
-    "a sampler of NumPy's": lambda g: DataLoader(range(SAMPLES), BATCH, sampler=OfNumpy(np.random.default_rng(4))),
 }
 LOADERS = {**EXACT, **OR_A_WARNING}
 

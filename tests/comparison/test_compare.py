@@ -247,19 +247,6 @@ def test_a_rank_of_which_nothing_has_come_leaves_no_number(monkeypatch):
     assert math.isnan(compared.frame().loc["b", "GFLOP"])
 
 
-def test_buffers_are_those_of_any_rank(monkeypatch):
-    records = [timed()._replace(world_size=2), timed(1, 2)._replace(buffers=frozenset({"scale"}))]
-    compared = compared_with(monkeypatch, a=records, b=records)
-    for title in "ab":
-        compared.runs[title] = run_of(log(0, [1], loss=[1.0]), world_size=2)
-    for title, scale in {"a": 1.0, "b": 3.0}.items():
-        returned = {"0.weight": torch.ones(2)}, {"1.scale": torch.tensor([scale])}
-        for rank, each in zip(compared.runs[title]._state.ranks, returned, strict=True):
-            rank.result = each
-    assert compared.frame()["difference"].tolist() == [0, 0]
-    assert compared.frame()["buffers off by"].tolist() == [0, 2]
-
-
 def test_no_pictures_are_drawn_while_a_function_runs(monkeypatch):
     """They would be another program beside the steps that are timed."""
     order = []
@@ -283,17 +270,6 @@ def test_no_pictures_are_drawn_while_a_function_runs(monkeypatch):
     monkeypatch.setattr("labkit.comparison.compare.launch", launched)
     Comparison(on=object()).add(one=ddp, two=ddp, steps=3, world_size=1)
     assert order == ["shows", "runs", "draws"] * 2
-
-
-def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
-    launched = []
-    monkeypatch.setattr(Comparison, "_launch", lambda self, functions, live: launched.extend(functions))
-
-    def takes_a_class(worker, optimizer):
-        pass
-
-    compared = compare({"a title": takes_a_class}, b=takes_a_class, optimizer=torch.optim.SGD)
-    assert launched == ["a title", "b"] == compared.titles
 
 
 def test_what_cannot_be_launched_is_not_to_come(monkeypatch):

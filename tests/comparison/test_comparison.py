@@ -74,10 +74,6 @@ def test_the_table_has_a_row_per_run_in_the_order_given(two_ranks, one_rank):
     assert table["peak_mib"].tolist() == [500, 100]  # the greatest of a rank; on the GPU if it has one
 
 
-def test_another_name_may_be_compared(one_rank):
-    assert labkit.compare({"one": one_rank}, metric="accuracy").frame()["final accuracy"].tolist() == [0.75]
-
-
 def test_a_failed_run_and_one_that_logged_nothing_have_their_rows(two_ranks):
     died = run_of(log(0, [1], loss=[3]), codes=(0, 3))
     table = labkit.compare({"DDP": two_ranks, "died": died, "silent": run_of()}).frame()

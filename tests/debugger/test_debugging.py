@@ -115,22 +115,6 @@ def only_stops(worker):
     return worker.rank
 
 
-def by_pdb(worker):
-    import pdb
-
-    if worker.rank == 1:
-        pdb.set_trace()
-    return worker.rank
-
-
-@pytest.mark.spawns
-def test_set_trace_of_pdb_is_asked_too_and_stepping_out_of_the_function_ends_well(reserved, person):
-    somebody = person("n", "n", "n", "n")
-    assert labkit.launch(by_pdb, on=reserved, live=False).results == [0, 1]
-    assert set(somebody.prompts) == {"(rank 1) "}
-    assert labkit.launch(traced, on=reserved, live=False).results == [False, False], "nothing is traced any more"
-
-
 def traced(worker):
     return sys.gettrace() is not None
 

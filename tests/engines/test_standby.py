@@ -187,14 +187,6 @@ def test_none_is_started_while_a_run_is_going(machine):
     wait_until(lambda: len(standby.pids()) == 2)
 
 
-def test_a_script_has_them_before_its_first_launch_if_it_asks(machine):
-    assert standby.pids() == []
-    standby.on(2)
-    wait_until(lambda: len(standby.pids()) == 2)
-    ready = standby.pids()
-    assert pids_of_a_run() == ready
-
-
 @pytest.mark.parametrize("world_size", [0, 1.5, True, "2"])
 def test_a_number_of_ranks_that_is_none_is_refused(world_size):
     with pytest.raises(ValueError, match=r"world_size is a whole number of ranks, at least 1; got"):

@@ -131,12 +131,6 @@ def test_a_diff_has_what_a_script_adds_to_that_of_an_earlier_lesson(tmp_path):
     assert "+import &lt;b&gt;" in shown._repr_html_()
 
 
-@pytest.mark.parametrize("script", PLAIN, ids=[script.stem for script in PLAIN])
-def test_a_script_that_shares_out_a_batch_refuses_one_that_does_not_divide(script):
-    source = script.read_text()
-    assert ("options.batch_size //" in source) == ("options.batch_size %" in source)
-
-
 @pytest.mark.spawns
 @pytest.mark.parametrize(("script", "by_torchrun"), few([("ddp_torchrun.py", 2), ("ddp_spawn.py", 0)], 2))
 def test_ddp_ends_with_the_weights_of_lesson_04(script, by_torchrun, run, ranks):
@@ -210,12 +204,6 @@ def test_a_hang_names_the_rank_that_is_missing_and_leaves_every_ranks_stack(run)
     stacks = [(run.folder / f"stacks-{rank}.txt").read_text() for rank in range(3)]
     assert ["in load_batch" in stack for stack in stacks] == [False, False, True]
     assert ["in monitored_barrier" in stack for stack in stacks] == [True, True, False]
-
-
-@pytest.mark.spawns
-def test_without_a_late_rank_nothing_is_reported(run):
-    assert run("find_the_hang.py", "--silent-s", LONG_S, by_torchrun=2) == ""
-    assert (run.folder / "stacks-0.txt").read_text() == ""
 
 
 @pytest.mark.spawns
@@ -301,23 +289,6 @@ def test_the_script_of_a_lesson_has_the_same_losses_on_two_ranks_as_on_one(lesso
         losses[n] = torch.tensor(losses_in(run.folder / given[-1])).flatten()
     assert (losses[1] - losses[2]).abs().max() <= tolerance * losses[1].abs().max()
     assert losses[2].isfinite().all()
-
-
-@pytest.mark.spawns
-@pytest.mark.wide
-def test_the_script_of_lesson_16_logs_one_loss_for_a_batch_that_does_not_divide(run):
-    images, labels = course.datasets.load("digits").train.tensors()
-    small = nn.functional.interpolate(images, size=8)
-    torch.save([(small[:64], labels[:64]), (small[64:99], labels[64:99])], run.folder / "small.pt")
-    script = written_by("16", run.folder)
-    options = ("--data", "small.pt", "-b", 15, "-e", 1, "--steps", 2, "--log-every", 1, "--network", "resnet18")
-    said = {n: run(script, *options, "--loaders", 0, "-c", f"{n}.pt", by_torchrun=n) for n in (1, 2)}
-    losses = {n: [float(loss) for loss in re.findall(r"'loss': ([\d.]+)", text)] for n, text in said.items()}
-    assert len(losses[1]) == len(losses[2]) == 2
-    # Each rank's batch norm takes the mean over its own images, and its shifts are its own.
-    assert losses[1][0] == pytest.approx(losses[2][0], abs=0.5)
-    assert "'samples': 7" in said[2], "rank 0 has 7 of 15 images"
-    assert run(script, *options, "--loaders", 0, "-c", "2.pt", by_torchrun=2) == "", "nothing is left to do"
 
 
 @pytest.mark.spawns

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed.pipelining import schedules
 
 from course.exercises import find
 from course.replay import length, most_kept, on_clock, passes, step_length
@@ -34,13 +32,6 @@ def test_both_schedules_take_as_long_as_the_formula_says_with_fewer_micro_batche
 ):
     orders = [schedule(stage, stages, micro_batches) for stage in range(stages)]
     assert step_length(orders, LASTS) == 3 * (micro_batches + stages - 1)
-
-
-def test_an_order_that_wastes_time_takes_longer():
-    def alone(stage, stages, micro_batches):  # a micro-batch at a time
-        return [(what, i) for i in range(micro_batches) for what in ("forward", "backward")]
-
-    assert step_length([alone(stage, 2, 4) for stage in range(2)], LASTS) == 3 * 2 * 4
 
 
 def test_a_deadlock_of_stages_says_before_which_pass_each_is_blocked():
@@ -78,32 +69,3 @@ def test_a_pass_ends_before_those_that_need_it_begin():
         for one in order:
             needs = {"F": ("F", one.stage - 1), "I": ("I", one.stage + 1), "W": ("I", one.stage)}[one.what]
             assert ends.get((*needs, one.micro_batch), 0) <= one.begin
-
-
-def pytorch_order(name, ranks, micro_batches):
-    """Each rank's passes in the order of one of PyTorch's schedules with two stages on a rank."""
-    # The order does not depend on what the stages compute, so none has to exist.
-    stage = SimpleNamespace(num_stages=ranks * 2, group_size=ranks, group_rank=0, submod=None)
-    schedule = getattr(schedules, name)([stage] * 2, micro_batches, loss_fn=lambda *_: None)
-    found = []
-    for _, order in sorted(schedule.pipeline_order.items()):
-        # A forward and a backward pass that overlap each other's messages are one action of two.
-        actions = [one for action in order if action for one in (getattr(action, "sub_actions", None) or [action])]
-        found.append([(one.computation_type.value, one.stage_index, one.microbatch_index) for one in actions])
-    return found
-
-
-@pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"])
-def test_pytorchs_orders_run_every_pass_once_and_do_not_deadlock_and_in_a_v_all_ranks_keep_equally_much(name):
-    if not hasattr(schedules, name):
-        pytest.skip(f"this PyTorch has no {name}")
-    orders = pytorch_order(name, 4, 8)
-    passes = Counter(one for order in orders for one in order)
-    assert set(passes.values()) == {1}
-    for stage in range(8):
-        for i in range(8):
-            halves = [("I", stage, i) in passes, ("W", stage, i) in passes]
-            assert ("F", stage, i) in passes
-            assert [("B", stage, i) in passes] * 2 == [not half for half in halves], "whole, or in two halves"
-    assert 24 < length(on_clock(orders, {what: units / 2 for what, units in UNITS.items()})) <= 28.5
-    assert (len({most_kept(order) for order in orders}) == 1) == (name != "ScheduleInterleaved1F1B")

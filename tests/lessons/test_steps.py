@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
 import course
@@ -21,14 +20,6 @@ def test_batches_are_the_same_for_every_rank_that_asks_and_never_end():
     images, labels = next(other)
     assert images.dtype == torch.float64
     assert not torch.equal(labels, of_first[0][1]), "another seed, another order"
-
-
-def test_the_difference_of_two_networks_is_that_of_their_worst_weight():
-    one = {"a": torch.tensor([1.0, 2.0]), "b": torch.zeros(3)}
-    other = {"a": torch.tensor([1.0, 2.5]), "b": torch.full((3,), -0.25)}
-    assert steps.difference(one, other) == 0.5
-    with pytest.raises(AssertionError, match="the same parameters"):
-        steps.difference(one, {"a": one["a"]})
 
 
 def test_a_whole_tensor_is_copied_and_leaves_its_graph():

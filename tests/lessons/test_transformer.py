@@ -17,17 +17,14 @@ import labkit
 from course.transformer import (
     ALL,
     BF16,
-    DDP,
     GPT,
     IGNORED,
-    ContextParallel,
     OneProcess,
     batches,
     gpt,
     mean_loss,
 )
 from course.transformer.experts import Experts
-from course.transformer.ring_attention import pieces
 from tests.support.gpt_training import network, reference, train_all
 from tests.support.tiers import few
 from tests.support.weights import difference
@@ -216,11 +213,6 @@ def test_it_learns_and_a_sample_can_be_drawn_from_it():
     assert written == gpt.write(model, "The ", 20, 32) != gpt.write(model, "The ", 20, 32, seed=1)
 
 
-def test_words_are_known_or_not():
-    assert gpt.words_share("the cat zzgl is", b"the cat is here") == 2 / 3
-    assert gpt.words_share("", b"the") == 0
-
-
 def test_a_position_sees_no_later_one():
     model = seeded(0, 2)
     tokens = torch.randint(256, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -314,53 +306,3 @@ def test_a_bias_decides_which_expert_is_chosen_and_not_how_much_it_counts():
     assert layer.load.tolist() == [0, 0, 60, 0]
     gate = layer.router(x).softmax(-1)[..., 2:3]
     assert torch.allclose(found, gate * (torch.nn.functional.gelu(x @ layer.up[2]) @ layer.down[2]))
-
-
-def test_consecutive_positions_are_one_piece_of_at_most_half_of_them():
-    assert pieces(torch.tensor([0, 1, 2, 9, 10, 11])) == [slice(0, 3), slice(3, 6)]
-    assert pieces(torch.tensor([0, 5, 6, 7])) == [slice(0, 1), slice(1, 2), slice(2, 4)]
-    assert pieces(torch.arange(4)) == [slice(0, 2), slice(2, 4)]
-
-
-class Rank:
-    rank, world_size, device = 0, 3, torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: GPT(2, 30, 4), r"width \(30\) must be a multiple of 2 × heads \(4\)"),
-        (lambda: gpt_check_heads(4, 3), "4 heads cannot be cut over 3 ranks; take a multiple of 3 heads"),
-        (lambda: part_of_sequence(16), "a sequence of 16 cannot be cut into 6 equal parts; take a multiple of 6"),
-        (lambda: part_of_batch(8), "8 cannot be cut into 3 equal parts; take a multiple of 3"),
-        (lambda: shared_experts(0), r"this network has no experts; make it with course.transformer.GPT\(experts=4\)"),
-        (lambda: shared_experts(4), "4 experts cannot be shared by 3 ranks; take a multiple of 3"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
-
-
-def gpt_check_heads(heads, parts):
-    from course.transformer.tensor_parallel import check_heads
-
-    check_heads(GPT(1, 32, heads), parts)
-
-
-def bare(kind):
-    strategy = kind.__new__(kind)
-    strategy.worker = Rank()
-    return strategy
-
-
-def part_of_sequence(time):
-    return bare(ContextParallel).positions(time)
-
-
-def part_of_batch(batch_size):
-    return bare(DDP).samples(batch_size)
-
-
-def shared_experts(experts):
-    return bare(ALL["expert parallel"]).cut(GPT(1, 32, 4, experts=experts))

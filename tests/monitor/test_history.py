@@ -3,9 +3,8 @@ from array import array
 import numpy as np
 import pytest
 
-from labkit.monitor.history import BUCKETS, PANELS, History, thinned
+from labkit.monitor.history import BUCKETS, History, thinned
 from labkit.protocol.events import Log
-from labkit.ui import charts
 from tests.support.logs import log
 
 MOST_POINTS = 4 * BUCKETS + 1
@@ -137,22 +136,3 @@ def test_the_mean_of_a_run_that_is_over_is_over_the_ranks_that_logged():
     steps, means = history.mean_curve("loss")
     assert steps.tolist() == [0, 1, 2]
     assert means.tolist() == [2, 2, 6]
-
-
-def calls_of(names, first=0):
-    """Ten calls of each of two ranks, with a value for each name."""
-    steps = range(first, first + 10)
-    return [log(rank, steps, **dict.fromkeys(names, np.arange(10) + first)) for rank in (0, 1)]
-
-
-def names_of(count):
-    return [f"loss_{number}" for number in range(count)]
-
-
-def test_a_chart_of_very_many_names_shows_the_first_and_says_so():
-    history = History(2)
-    for batch in calls_of(["samples", *names_of(PANELS + 3)]):
-        history.add(batch)
-    figure = charts.logged(history, "train")
-    assert len(figure.data) == 3 * PANELS
-    assert figure.layout.title.text.replace("<br>", " ") == f"train (the first {PANELS} of {PANELS + 3} names)"

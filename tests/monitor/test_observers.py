@@ -152,17 +152,3 @@ def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
 
 
 # Those that there are
-
-
-def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_failed(monkeypatch):
-    engine = FakeEngine()
-    run = Run(engine, 2, "train")
-    monkeypatch.setattr("labkit.monitor.asking.Asking.take", raises(RuntimeError("injected")))
-    engine.arrived.put(events.Started(0))
-    run.start(a_job())
-    wait_until(lambda: run.warnings)
-    with pytest.raises(
-        RuntimeError, match="the ranks cannot be asked where they stand: labkit's own observer of stacks"
-    ):
-        run.stacks()
-    run.stop(0)

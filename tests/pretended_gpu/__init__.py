@@ -6,11 +6,10 @@
 
 It is switched on by an environment variable, `LABKIT_PRETENDED_GPUS`, which `site/sitecustomize.py` on `PYTHONPATH`
 looks for: so kernels, ranks and a DataLoader's workers have it, however they are started, and a process has it only if
-it was started inside. Four modules:
+it was started inside. Three modules:
 
     devices     `torch.cuda`: counting, initialising, the current device, memory, streams that do nothing
     tensors     which device a tensor is on: a mark on its storage, kept by two modes in every thread
-    kernels     operators that only CUDA has
     groups      NCCL, which is gloo that refuses CPU tensors; gloo, which fails on CUDA tensors that are sent
 
 What is pretended: devices of tensors, also in threads and in autograd's hooks (a CPU backward pass runs in the thread
@@ -30,8 +29,8 @@ What is not, so that only a GPU can decide it:
     kernels      the profiler sees none; NCCL's watchdog, abort and flight recorder are gloo's or missing
     splitting    a mesh's groups are made one after the other, not by ncclCommSplit of a communicator that is there
     compilers    `torch.compile`, CUDA graphs, Triton
-    C++          what calls CUDA without Python (`torch.cuda.comm`, IPC) is written anew here, or missing. A tensor that
-                 C++ makes for itself has no mark until it meets one that has
+    C++          what calls CUDA without Python (`torch.cuda.comm`, IPC), or has a kernel for CUDA alone
+                 (`nn.SyncBatchNorm`), is missing. A tensor that C++ makes for itself has no mark until it meets one
     gloo         really passes a device's address to the socket: the rank may die by a signal. Here it raises
 """
 

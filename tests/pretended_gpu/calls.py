@@ -148,17 +148,6 @@ def reserved() -> Any:
     }
 
 
-@call
-def visible_devices() -> Any:
-    """What `CUDA_VISIBLE_DEVICES` does, in each of its forms."""
-    found = {}
-    for given in ("0", f"{GPUS - 1},0" if GPUS > 1 else "0", "GPU-aaaa", "", "9", "0,9"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = given
-        found[given] = ran(where)["devices"]
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    return found
-
-
 def main() -> None:
     """Make all calls."""
     folder = Path(sys.argv[1])

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,7 +18,7 @@ from packaging.requirements import Requirement
 import labkit
 from tests.conftest import LONG_S
 from tests.support import programs
-from tests.support.repository import ROOT, tracked
+from tests.support.repository import ROOT
 from tests.tools.make_coming_from import anchor
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -130,17 +129,6 @@ def test_the_tests_with_the_oldest_versions_exist():
 
 @pytest.mark.spawns
 @pytest.mark.check
-def test_the_top_level_holds_what_it_should():
-    top = {name.split("/")[0] for name in tracked()}
-    visible = {name for name in top if not name.startswith(".")}
-    assert visible <= {
-        *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
-        *("pyproject.toml", "Makefile", "lab.py", "LICENSE", "CHANGELOG.md"),
-    }
-
-
-@pytest.mark.spawns
-@pytest.mark.check
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_make_commands_in_the_readme_and_the_guide_exist(target):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
@@ -231,64 +219,3 @@ def test_ci_installs_what_all_tests_need():
         for package in program.install.removeprefix("apt install ").split():
             assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
             assert package in SET_UP
-
-
-CI_MAKE = """\
-#!/bin/sh
-echo "$1, $(ls -A "$HOME" | wc -l) files at home, skips ${LABKIT_FORBID_SKIPS:+forbidden}" >> calls
-echo "=== $1: 3 passed in 1.00s ==="
-[ "$1" != "$FAILS" ]
-"""
-"""Makes nothing."""
-
-
-@pytest.fixture
-def ci_run(tmp_path):
-    """What CI makes of a copy of .ci/run, where everything it installs is there, and one target of make fails."""
-
-    def run(fails, **more):
-        for name in ("make", "chromium", "slurmctld"):
-            (tmp_path / "bin" / name).write_text(CI_MAKE if name == "make" else "#!/bin/sh\n")
-            (tmp_path / "bin" / name).chmod(0o755)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LABKIT_")}
-        environment |= {
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-            "FAILS": fails,
-            **more,
-        }
-        command = [tmp_path / ".ci" / "run"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return done, [line.split(", ") for line in (tmp_path / "calls").read_text().splitlines()]
-
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    (tmp_path / "bin").mkdir()
-    return run
-
-
-@pytest.mark.spawns
-@pytest.mark.check
-def test_ci_has_an_empty_home_forbids_skips_and_ends_with_what_make_test_says_last(ci_run):
-    done, calls = ci_run(fails="")
-    assert done.returncode == 0, done.stderr
-    assert [call[0] for call in calls] == ["setup", "check", "test"]
-    assert done.stdout.splitlines()[-1] == "=== test: 3 passed in 1.00s ==="
-    assert {name: home for name, home, _ in calls}["check"] == "0 files at home"
-    assert {skips for name, _, skips in calls if name != "setup"} == {"skips forbidden"}
-
-
-@pytest.mark.spawns
-@pytest.mark.check
-@pytest.mark.parametrize(
-    ("fails", "called"),
-    [
-        ("check", ["setup", "check"]),  # in a home that is empty only once
-        ("test", ["setup", "check", "test", "test"]),
-        ("test-oldest", ["setup", "check", "test", "test-oldest", "test-oldest"]),
-    ],
-)
-def test_what_fails_in_the_weekly_ci_fails_it_after_one_more_try_but_for_the_empty_home(ci_run, fails, called):
-    done, calls = ci_run(fails, LABKIT_WIDE="1")
-    assert done.returncode != 0
-    assert [call[0] for call in calls] == called

@@ -132,26 +132,6 @@ def test_labkit_is_found_also_in_the_folder_that_holds_a_clone_called_labkit(tmp
 
 
 @pytest.mark.spawns
-@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="setpriv is part of Linux's tools")
-def test_pip_installs_from_a_clone_that_cannot_be_written(tmp_path):
-    clone = copy_of(tracked(*BUILT_FROM), tmp_path / "labkit")
-    for path in [clone, *clone.rglob("*")]:
-        path.chmod(path.stat().st_mode & ~0o222)
-    # Root may write all the same, unless this capability is taken away.
-    cannot = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
-    with pytest.raises(AssertionError, match="Permission denied"):
-        run(*cannot, "touch", clone / "file")
-    try:
-        run(*cannot, sys.executable, "-m", "pip", "wheel", *OFFLINE, "--wheel-dir", tmp_path / "made", clone)
-    finally:
-        for path in [clone, *clone.rglob("*")]:
-            path.chmod(path.stat().st_mode | 0o200)
-    (wheel,) = (tmp_path / "made").glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        assert "labkit/launcher.py" in file.namelist()
-
-
-@pytest.mark.spawns
 @pytest.mark.parametrize("hosted", few(HOSTED, 3), ids=lambda path: path.stem)
 def test_in_a_hosted_notebook_pip_installs_labkit_and_nothing_else(hosted, wheel, tmp_path):
     """pip itself is asked, where what a hosted notebook has seems to be installed."""
@@ -194,13 +174,3 @@ def test_nobody_is_sent_to_the_other_labkit():
         text = (ROOT / name).read_bytes().decode(errors="ignore")
         if Path(name).name != Path(__file__).name:
             assert not sends.search(text), name
-
-
-@pytest.mark.spawns
-def test_the_repositorys_files_are_known_also_without_git(tmp_path):
-    copy_of(tracked(), tmp_path)
-    for name in ("labkit/__pycache__/x.pyc", "labkit_torch.egg-info/PKG-INFO", "build/log", "data/x", ".venv/ready"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    for folders in ([], ["labkit"], ["labkit", "LICENSE"]):
-        assert tracked(*folders, root=tmp_path) == sorted(tracked(*folders))

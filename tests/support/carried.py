@@ -101,7 +101,6 @@ def main(worker):
     return found
 """,
         repeats=False,  # PyTorch has remote references until RPC is ended for the first time in a process
-        elsewhere=False,
     ),
     *(
         Twin(
@@ -137,7 +136,6 @@ def main(worker):
             world_size=1,
             scripts=("spawn",),
             cells=cells,
-            elsewhere=cells == CELLS,
         )
         for method, cells in (("fork", CELLS), ("spawn", ("cell",)), ("forkserver", ("reserved",)))
     ),
@@ -171,7 +169,6 @@ def main(worker):
         world_size=1,
         scripts=("spawn",),
         cells=("cell",),
-        elsewhere=False,
     ),
     Twin(
         "decorates functions with what pickles by name",
@@ -252,7 +249,6 @@ def main(worker, model):
         after="print(model.weight.sum(1)[:3].tolist())",
         repeats=False,
         scripts=("spawn",),
-        elsewhere=False,
     ),
     # What a rank has of the notebook's settings
     Twin(

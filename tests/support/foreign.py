@@ -107,20 +107,8 @@ PROGRAMS = [
         gpus=2,
     ),
     Program(
-        *("PyTorch's examples: ddp-tutorial-series/multigpu.py", f"{EXAMPLES}/ddp-tutorial-series"),
-        *("multigpu.py", ("3", "1"), r"\[GPU\d\] Epoch \d \| Batchsize: \d+|Epoch \d \| Training"),
-        gpus=2,
-        world_size=1,
-    ),
-    Program(
         *("PyTorch's examples: tensor_parallelism/tensor_parallel_example.py", TENSORS, "tensor_parallel_example.py"),
         said=r"Starting PyTorch TP example on rank \d|Tensor Parallel .*",
-        gpus=2,
-    ),
-    Program(
-        *("PyTorch's examples: tensor_parallelism/sequence_parallel_example.py", TENSORS),
-        "sequence_parallel_example.py",
-        said=r"Starting PyTorch Sequence Parallel example on rank \d|Sequence Parallel .*",
         gpus=2,
     ),
     Program(

@@ -119,11 +119,6 @@ class Forker:
         _pids.add(process.pid)
         return cls(mine, process.pid)
 
-    def close(self) -> None:
-        """End the process that forks; those that it has forked go on."""
-        self._sock.close()
-        os.waitpid(self.pid, 0)
-
     def fork(self, argv: list[str], fds: dict[int, int], own_session: bool = False, **taken_over: Any) -> int:
         """Return the pid of a new process that has these descriptors, {its number: ours}."""
         request = Request(

@@ -1,8 +1,8 @@
 """A real Ray cluster of several nodes on this machine, to be thrown away: every node is a few processes, on loopback.
 
 `ray.cluster_utils.Cluster` starts them, in a process of its own: tests never import Ray. `python -m
-tests.support.ray_nodes` starts one and waits, to be used by hand: it prints the address, and obeys "add", "kill N" and
-"drain N".
+tests.support.ray_nodes` starts one and waits, to be used by hand: it prints the address, and obeys "add" and
+"kill N".
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ class RayNodes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         (folder / "ray").mkdir()
-        self._drained: set[int] = set()
         environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
@@ -109,18 +108,10 @@ class RayNodes:
 
     def kill(self, number: int) -> None:
         """End all processes of a node, as a power cut would."""
-        self._drained.discard(number)
         self._do(f"kill {number}")
 
-    def drain(self, number: int, grace_s: float) -> None:
-        """Take a node away, as a cloud does with what is cheap: after a while."""
-        self._drained.add(number)
-        self._do(f"drain {number} {grace_s}")
-
     def have(self, count: int) -> None:
-        """Wait until those are gone that were taken away, and add nodes until there are so many."""
-        for number in sorted(self._drained):
-            self.kill(number)
+        """Wait until there are no more nodes than so many, and add those that are missing."""
         deadline = time.monotonic() + UP_S
         while self.state()["nodes"] > count and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -238,9 +229,6 @@ def main(folder: str) -> None:
                 with contextlib.suppress(AssertionError, KeyError):  # it had gone by itself
                     cluster.remove_node(nodes[int(words[0])], allow_graceful=False)
                 say(killed=words[0])
-            elif kind == "drain":
-                drain(cluster.address, nodes[int(words[0])].node_id, float(words[1]))
-                say(drained=words[0])
             elif kind == "state":
                 alive = sum(node["Alive"] for node in gcs.node_table())
                 actors = len(gcs.actor_table(None, None, "ALIVE"))
@@ -283,17 +271,6 @@ def patient(get_node):
                 time.sleep(0.1)
 
     return look
-
-
-def drain(address: str, node_id: str, grace_s: float) -> None:
-    """Have Ray take a node away at a deadline, as a cloud's preemption does."""
-    from ray._raylet import GcsClient
-    from ray.core.generated import autoscaler_pb2
-
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    deadline_ms = int((time.time() + grace_s) * 1000)
-    accepted, why = GcsClient(address=address).drain_node(node_id, reason, "taken away by a test", deadline_ms)
-    assert accepted, why
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def fingerprint(*states):
     return sha.hexdigest()
 
 
-def train(worker, folder, epochs=3, every=1, keep=3, die=None, workers=0, adam=False):
+def train(worker, folder, epochs=3, every=1, keep=3, die=None):
     """Train under DDP, mid-epoch saves included; give a fingerprint of everything at the end, and the losses.
 
     `die` is (rank, n): that rank kills itself at its n-th operation on files while saving.
@@ -74,12 +74,11 @@ def train(worker, folder, epochs=3, every=1, keep=3, die=None, workers=0, adam=F
         die_at_operation(die[1])
     model = DistributedDataParallel(network().to(worker.device))
     torch.manual_seed(100 + worker.rank)
-    kind = torch.optim.AdamW if adam else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.05, **({} if adam else {"momentum": 0.9}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     dataset = data()
     sampler = DistributedSampler(dataset, seed=3)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=workers)
+    loader = DataLoader(dataset, BATCH, sampler=sampler)
     checkpoint = labkit.Checkpoint(folder, keep=keep, model=model, optimizer=optimizer, scheduler=scheduler)
     checkpoint.resume()
     losses = []

@@ -23,7 +23,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import traceback
 import types
 from pathlib import Path
@@ -76,8 +75,6 @@ class Twin(NamedTuple):
     scripts: tuple[str, ...] = SCRIPTS
     """How it runs as a script; cells are compared with the first."""
     cells: tuple[str, ...] = CELLS
-    elsewhere: bool = True
-    """Whether it runs as a cell on SLURM and on Ray, too."""
     note: str = ""
     """What is to be said of it on the page `COMING_FROM.md`."""
 
@@ -112,11 +109,8 @@ class Outcome(NamedTuple):
 # The side of the tests
 
 
-def outcome(twin: Twin, way: str, folder: Path, ray: str = "") -> Outcome:
-    """Run a twin in a folder that is made for it; raises TimeoutExpired after a while.
-
-    `ray` is the address of a Ray cluster, for the way of this name; for "slurm", SLURM_CONF says where it is.
-    """
+def outcome(twin: Twin, way: str, folder: Path) -> Outcome:
+    """Run a twin in a folder that is made for it; raises TimeoutExpired after a while."""
     folder.mkdir()
     (folder / OWN).mkdir()
     for name, text in twin.files.items():
@@ -136,7 +130,6 @@ def outcome(twin: Twin, way: str, folder: Path, ray: str = "") -> Outcome:
                 **(twin.environment if way in (*SCRIPTS, UNCHANGED) else {}),
                 **({"FREE_PORT": str(_free_port())} if twin.needs_port else {}),
                 "TWIN": str(folder / OWN),
-                "TWIN_RAY": ray,
                 # A script finds its modules beside it; here it is the harness that lies beside it.
                 "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parents[2]), *_python_path())),
             },
@@ -291,8 +284,6 @@ def notebook(way: str) -> None:
     application.argv = sys.argv[1:]
     shell = InteractiveShell.instance(config=config, parent=application)
     told = {"results": [None] * twin.world_size, "status": "refused", "output": [""] * twin.world_size, "said": ""}
-    if way == "standby":
-        _stand_by(twin.world_size)
     try:
         _cell(shell, twin.source)
         _launch(shell, twin, way, told)
@@ -321,16 +312,6 @@ def _cell(shell: Any, text: str) -> None:
     shell.run_cell(text, store_history=True).raise_error()
 
 
-def _stand_by(count: int) -> None:
-    from labkit.engines import standby
-
-    standby.on(count)
-    deadline = time.monotonic() + LONG_S
-    while not standby.warm() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(standby.pids()) == count
-
-
 def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
     import labkit
 
@@ -339,10 +320,6 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
         on: Any = None
         if way == "reserved":
             on = open_until_the_end.enter_context(labkit.Session(twin.world_size))
-        elif way == "slurm":
-            on = labkit.Slurm(1, twin.world_size, folder=own_folder() / "runs")
-        elif way == "ray":
-            on = labkit.Ray(1, twin.world_size, address=os.environ["TWIN_RAY"])
         for _ in range(1 + (way == "reserved" and twin.repeats)):
             try:
                 args = eval(twin.args, shell.user_ns)

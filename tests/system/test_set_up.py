@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 
 import pytest
 
@@ -23,43 +24,35 @@ def lab(monkeypatch):
     return module
 
 
-def test_without_a_driver_the_build_for_cpus_is_taken_and_it_is_said_how_to_have_the_other(lab):
-    torch, options, said = lab.which_torch()
-    assert (torch, options) == ("cpu", ["--extra-index-url", lab.CPU_BUILDS])
-    assert "no NVIDIA driver" in said
-    assert "TORCH=cuda" in said
-
-
-def test_with_a_driver_it_is_the_one_for_cuda(lab, monkeypatch):
-    monkeypatch.setattr(lab, "has_nvidia", lambda: True)
-    assert lab.which_torch()[:2] == ("cuda", [])
-
-
-def test_where_the_index_cannot_be_reached_that_is_said(lab, monkeypatch):
-    monkeypatch.setattr(lab, "is_reached", lambda: False)
-    torch, options, said = lab.which_torch()
-    assert (torch, options) == ("cuda", [])
-    assert "cannot be reached" in said
-
-
-@pytest.mark.parametrize("asked", ["cpu", "cuda"])
-def test_the_switch_decides(lab, monkeypatch, asked):
-    monkeypatch.setenv("TORCH", asked)
-    torch, options, said = lab.which_torch()
-    assert torch == asked
-    assert bool(options) == (asked == "cpu")
-    assert "as TORCH says" in said
+@pytest.mark.parametrize(
+    ("asked", "platform", "has_nvidia", "is_reached", "torch", "said"),
+    [
+        ("", "linux", False, True, "cpu", "no NVIDIA driver.*TORCH=cuda"),
+        ("", "linux", True, True, "cuda", ""),
+        ("", "linux", False, False, "cuda", "cannot be reached"),
+        ("", "darwin", False, True, "cpu", ""),
+        ("cpu", "linux", True, True, "cpu", "as TORCH says"),
+        ("cuda", "linux", False, True, "cuda", "as TORCH says"),
+    ],
+)
+def test_which_pytorch_is_taken_and_what_is_said(
+    lab, monkeypatch, asked, platform, has_nvidia, is_reached, torch, said
+):
+    if asked:
+        monkeypatch.setenv("TORCH", asked)
+    monkeypatch.setattr(lab.sys, "platform", platform)
+    monkeypatch.setattr(lab, "has_nvidia", lambda: has_nvidia)
+    monkeypatch.setattr(lab, "is_reached", lambda: is_reached)
+    found, options, remark = lab.which_torch()
+    assert found == torch
+    assert options == (["--extra-index-url", lab.CPU_BUILDS] if platform == "linux" and torch == "cpu" else [])
+    assert re.search(said, remark)
 
 
 def test_another_word_for_the_switch_is_refused(lab, monkeypatch):
     monkeypatch.setenv("TORCH", "mps")
     with pytest.raises(SystemExit, match="TORCH is cpu or cuda, got 'mps'"):
         lab.which_torch()
-
-
-def test_on_macos_the_packages_index_has_builds_for_cpus_only(lab, monkeypatch):
-    monkeypatch.setattr(lab.sys, "platform", "darwin")
-    assert lab.which_torch()[:2] == ("cpu", [])
 
 
 def test_an_old_python_is_named_with_what_to_type(lab, monkeypatch):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import plotly.io as pio
-import pytest
 from IPython.core.formatters import DisplayFormatter
 
 import labkit
@@ -56,24 +55,6 @@ def test_a_rank_has_one_colour_in_all_panels_and_another_than_its_neighbours():
         colors[trace.name].add(trace.line.color)
     assert [len(of_one) for of_one in colors.values()] == [1] * 9
     assert len(set.union(*colors.values())) == 9
-
-
-def luminance(color):
-    """WCAG 2's relative luminance."""
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-def test_a_chart_lies_on_the_pages_ground_and_can_be_read_on_any():
-    layout = charts.logged(history_of(), title="DDP").layout
-    grounds = {layout.template.layout[name] for name in ("paper_bgcolor", "plot_bgcolor")}
-    assert grounds == {"rgba(255, 255, 255, 0)"}
-    assert layout.template.layout.font.color == charts.INK
-    ink, dark = luminance(charts.INK) + 0.05, luminance("#111111") + 0.05
-    most = (1.05 / dark) ** 0.5
-    assert min(1.05 / ink, ink / dark) == pytest.approx(most, abs=0.05), "no colour has more on both"
-    assert min(luminance(color) + 0.05 for color in charts.RANK_COLORS) / dark >= 3
 
 
 def test_the_page_knows_the_ink_as_a_browser_writes_it():

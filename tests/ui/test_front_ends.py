@@ -208,32 +208,6 @@ def test_headless_there_are_lines_a_chart_ranks_and_exercises(tmp_path, monkeypa
     assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
 
 
-@pytest.mark.kernel
-def test_a_time_limit_that_interrupts_a_run_is_no_success(tmp_path):
-    """`jupyter nbconvert --execute` with `interrupt_on_timeout`, on a run that hangs."""
-    sources = (
-        "import time, labkit\ndef stuck(worker):\n    time.sleep(1e6)",
-        "labkit.launch(stuck)",
-        "print('the next cell')",
-    )
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout_func=lambda cell: 10 if "launch" in cell.source else LONG_S,
-        interrupt_on_timeout=True,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
-    )
-    with pytest.raises(
-        nbclient.exceptions.CellExecutionError, match="run 'stuck' was interrupted and stopped"
-    ) as error:
-        client.execute()
-    assert "time.sleep at Cell In[1], line 3" in str(error.value), "where the ranks were"
-    assert str(error.value).rstrip().splitlines()[-1]
-    assert "stuck: stopped by an interrupt" in str(notebook.cells[1].outputs), "it is kept, and shown"
-    assert notebook.cells[2].outputs == []
-
-
 # A terminal: real
 
 

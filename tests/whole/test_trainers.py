@@ -61,20 +61,6 @@ def test_a_script_for_torchrun_runs_unchanged():
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        ({"backend": "nccl"}, r"rank \d asks for a process group with nccl, but labkit.launch has made one with gloo"),
-        ({"world_size": 5, "rank": 0}, r"rank \d asks .* in which world_size is 5, but it was launched with 2"),
-    ],
-    ids=["backend", "ranks"],
-)
-def test_a_script_that_asks_for_another_group_is_told_so(ranks, ask, said):
-    with pytest.raises(labkit.WorkerFailed, match=said):
-        labkit.launch(lambda worker: dist.init_process_group(**ask), on=ranks, live=False)
-
-
-@pytest.mark.spawns
 def test_joining_twice_is_an_error_as_everywhere(ranks):
     def join_twice(worker):
         dist.init_process_group()

@@ -29,24 +29,6 @@ WAYS = [
 ]
 
 
-ALSO_ELSEWHERE = {
-    "sends objects of its own class to all ranks": (),
-    "has set up logging": pytest.mark.wide,
-    "finds modules by a relative path and changes the folder": pytest.mark.wide,
-    "joins with init_process_group() by its environment": pytest.mark.wide,
-}
-"""Twins that run on every engine, and their markers; `make test-long` runs all."""
-
-
-def cells_of(is_one):
-    """Return the twins that have such a cell, to be run as one of another kind."""
-    return [
-        pytest.param(twin, id=twin.name, marks=ALSO_ELSEWHERE.get(twin.name, pytest.mark.long))
-        for twin in [*CARRIED, *IDIOMS, *PROGRAMS]
-        if is_one(twin)
-    ]
-
-
 def agrees(script: Outcome, twin: Twin, got: Outcome, with_after: bool = True) -> None:
     if twin.refused:
         assert got.status == "refused"
@@ -63,27 +45,3 @@ def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
     is_script = way in (*SCRIPTS, UNCHANGED)
     has_parent = not {way, twin.scripts[0]} & {"torchrun", UNCHANGED}
     agrees(script, twin._replace(refused="") if is_script else twin, got, has_parent)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("twin", cells_of(lambda twin: "cell" in twin.cells))
-def test_a_cell_on_standby_ranks_does_what_a_script_does(twin, as_a_script, tmp_path):
-    got = outcome(twin, "standby", tmp_path / "standby")
-    agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])
-
-
-@pytest.mark.wide
-@pytest.mark.cluster
-@pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere))
-def test_a_cell_on_slurm_does_what_a_script_does(twin, as_a_script, slurm, tmp_path):
-    got = outcome(twin, "slurm", tmp_path / "slurm")
-    agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])
-
-
-# The notebook's environment does not come along to Ray's nodes, which may be other machines.
-@pytest.mark.wide
-@pytest.mark.spawns
-@pytest.mark.parametrize("twin", cells_of(lambda twin: twin.elsewhere and not twin.needs_port))
-def test_a_cell_on_ray_does_what_a_script_does(twin, as_a_script, ray_cluster, tmp_path):
-    got = outcome(twin, "ray", tmp_path / "ray", ray=ray_cluster.address)
-    agrees(as_a_script(twin), twin, got, "torchrun" not in twin.scripts[0])

@@ -37,7 +37,7 @@ EXERCISE = Exercise(
 @EXERCISE.reference
 def ring_attention(q, k, v, rank, world_size):
     """Return (time, width): what this rank's queries gather from the keys and values of all ranks."""
-    mean, total = torch.zeros_like(q), torch.full((len(q), 1), -torch.inf)
+    mean, total = torch.zeros_like(q), q.new_full((len(q), 1), -torch.inf)
     block = torch.stack([k, v])
     for step in range(world_size):
         scores = q @ block[0].T / q.shape[1] ** 0.5

@@ -38,11 +38,11 @@ def zigzag_attention(q, k, v, rank, world_size):
     """Return (time, width): what this rank's queries gather from all keys at their own positions and before."""
 
     def positions(rank):
-        pieces = torch.arange(len(q) * world_size).chunk(2 * world_size)
+        pieces = torch.arange(len(q) * world_size, device=q.device).chunk(2 * world_size)
         return torch.cat([pieces[rank], pieces[-1 - rank]])
 
     queries = positions(rank)
-    mean, total = torch.zeros_like(q), torch.full((len(q), 1), -torch.inf)
+    mean, total = torch.zeros_like(q), q.new_full((len(q), 1), -torch.inf)
     block = torch.stack([k, v])
     for step in range(world_size):
         keys = positions((rank - step) % world_size)
