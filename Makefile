@@ -19,7 +19,7 @@ help:
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 12 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
-	@echo "make test-long   and more of each kind, and 1,000 launches in one kernel"
+	@echo "make test-long   and more of each kind, lessons on pretended GPUs, and 1,000 launches in one kernel"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"

@@ -169,6 +169,7 @@ def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(pag
     for rank in (0, 1):
         view.locator(f"text=/rank {rank} ?idle/").or_(view.locator("b", has_text=f"rank {rank}")).first.wait_for()
     screenshot(page, "session_idle")
+    process = view.locator("tr", has_text="rank 1").first.inner_text()
     page.run_cell(1)
     view.locator("text=/busy with train/").wait_for()
     view.locator("td", has_text="running").first.wait_for()
@@ -179,9 +180,11 @@ def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(pag
     page.run_cell(3)
     page.wait_until_run(3)
     assert "(exit code 3)" in page.cell(3).inner_text()
-    view.locator("td", has_text="after exit code 3").wait_for()
     page.run_cell(4)
     page.wait_until_run(4)
+    view.locator("text=/2 reserved ranks · idle/").wait_for()
+    page.page.wait_for_timeout(1500)  # it is drawn anew twice a second
+    assert view.locator("tr", has_text="rank 1").first.inner_text() != process, "another's"
     view.scroll_into_view_if_needed()
     screenshot(page, "session_replaced")
     view.locator("button", has_text="Close").click()
