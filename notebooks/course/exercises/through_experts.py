@@ -18,7 +18,8 @@ EXERCISE = Exercise(
     rank has one expert: `work`, which takes (any number, width) and returns as many. Token i of this rank goes to
     the expert of rank `chosen[i]`. Return the experts' outputs for this rank's tokens, in their order.
 
-    No rank is sent tokens that have not chosen its expert. Three `dist.all_to_all_single` are enough.
+    No rank is sent tokens that have not chosen its expert. Three `dist.all_to_all_single` are enough; its
+    third and fourth arguments are lists: how many rows come from each rank, and how many go to each.
     """,
     hints=(
         "All that goes to one rank must lie together: `order = chosen.argsort(stable=True)`, then `x[order]`.",
