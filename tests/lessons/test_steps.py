@@ -20,10 +20,3 @@ def test_batches_are_the_same_for_every_rank_that_asks_and_never_end():
     images, labels = next(other)
     assert images.dtype == torch.float64
     assert not torch.equal(labels, of_first[0][1]), "another seed, another order"
-
-
-def test_a_whole_tensor_is_copied_and_leaves_its_graph():
-    weight = torch.ones(2, requires_grad=True)
-    whole = steps.gathered(weight)
-    assert not whole.requires_grad
-    assert whole.data_ptr() != weight.data_ptr()
