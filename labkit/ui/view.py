@@ -140,17 +140,23 @@ class LiveView(Watcher):
     def _leave(self, bundle: dict[str, str], shown: dict[str, Any]) -> None:
         """Replace the widget in the notebook by what is small and needs no kernel, and have pages show the last."""
         self._handle.update(bundle, raw=True)
-        self._chart_handle.update(kernel.NOTHING, raw=True)
         self._widget.on_msg(self._clicked, remove=True)
         with self._drawing:
             self._has_ended = True
         self._widget.show({**EMPTY, **shown})
 
     def _show_last(self) -> None:
-        if self._run.recorded.names:
-            from labkit.ui import charts  # not above: it imports Plotly, which takes a second
+        chart: Any = None
+        try:
+            if self._run.recorded.names:
+                from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-            charts.of_run(self._run).update_shown(self._chart_handle)
+                chart = charts.of_run(self._run)
+        finally:
+            if chart is None:
+                self._chart_handle.update(kernel.NOTHING, raw=True)
+            else:
+                chart.update_shown(self._chart_handle)
 
     def finish(self) -> None:
         """Wait until the end has been said, for a second at most, if the run has finished by itself.
