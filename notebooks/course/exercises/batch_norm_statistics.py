@@ -16,9 +16,9 @@ EXERCISE = Exercise(
     statement="""
     Return the mean and the variance of each feature over the rows of *all* ranks, as BatchNorm would
     find them in one process (the variance divides by the number of rows, not by one less). The number
-    of rows differs from rank to rank. Use at most two collectives, `dist.all_gather` or
-    `dist.all_reduce`. Some inputs are 32-bit numbers that vary a little around 300: do not lose the
-    variance in the rounding.
+    of rows differs from rank to rank. Use at most two collectives: two `dist.all_reduce` are enough, or
+    one `dist.all_gather(list_of_tensors, tensor)`. Some inputs are 32-bit numbers that vary a little
+    around 300: do not lose the variance in the rounding.
     """,
     hints=(
         "The mean of the ranks' variances misses how far the ranks' means lie apart.",
