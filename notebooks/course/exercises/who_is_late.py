@@ -14,10 +14,10 @@ EXERCISE = Exercise(
     `entered[step][rank]` is the time at which a rank entered the all-reduce of a step, in seconds by
     one clock; there are two ranks or more. Return who is late, and by how much: `(rank, seconds)`.
 
-    In one step a rank is as late as it comes after the *last of the others*: by so much the step would
-    be shorter without it. (For a rank that is not the last the number is negative.) Of the steps take
-    the `median`, so that one slow step does not decide. The answer is the rank for which that is
-    greatest.
+    A rank's lateness in a step is the time from the arrival of the *last of the others* to its own: by
+    that much the step would be shorter without it. (For a rank that is not the last it is negative.)
+    Take the `median` over the steps, so that one slow step does not decide. Return the rank with the
+    greatest median.
     """,
     hints=(
         "For one rank and one step: when did the last of the other ranks come?",
