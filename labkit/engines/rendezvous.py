@@ -14,7 +14,6 @@ What still fails: gloo and NCCL listen on loopback themselves, as everywhere: se
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -24,6 +23,7 @@ import weakref
 from pathlib import Path
 
 from labkit.rank import ports
+from labkit.system import host
 
 PREFIX = "labkit-rendezvous-"
 """Of the folders' names, where temporary files are."""
@@ -46,7 +46,7 @@ class LocalRendezvous:
 
 def _lock(folder: Path) -> int:
     lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    host.lock(lock)
     os.rename(folder / "new", folder / LOCK)  # before, nobody looks for it
     return lock
 
@@ -58,7 +58,7 @@ def remove_left_behind() -> None:
         with contextlib.suppress(OSError):  # another user's, or somebody holds it
             lock = os.open(folder / LOCK, os.O_RDWR)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                host.lock(lock)
                 shutil.rmtree(folder)
             finally:
                 os.close(lock)

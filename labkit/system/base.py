@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import signal
 import socket
@@ -168,6 +169,10 @@ class System:
 
     opens_others_descriptors: ClassVar[bool] = False
     """Whether `open_descriptor` does anything."""
+
+    def lock(self, file: int) -> None:
+        """Lock an open file until it is closed. Raises BlockingIOError if another process has it."""
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def open_descriptor(self, pid: int, descriptor: int) -> int:
         """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""

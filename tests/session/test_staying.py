@@ -126,14 +126,14 @@ def test_each_run_counts_its_own_steps_and_has_its_own_log(runs):
 
 def test_a_launch_sees_the_surroundings_of_the_notebook_as_they_are_now(monkeypatch, tmp_path):
     def here(worker):
-        return os.environ.get("LABKIT_TEST"), os.getcwd(), sys.path[-1]
+        return os.environ.get("LABKIT_TEST"), os.getcwd(), os.getcwd() in sys.path
 
     with labkit.Session(1) as ranks:
         monkeypatch.setenv("LABKIT_TEST", "new")
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend("/unused")
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-        assert labkit.launch(here, on=ranks, live=False).results == [("new", str(tmp_path), str(tmp_path))]
+        assert labkit.launch(here, on=ranks, live=False).results == [("new", str(tmp_path), True)]
 
 
 def test_cells_keep_their_state_from_one_to_the_next_though_a_launch_in_between_sets_its_own():
