@@ -28,8 +28,8 @@ EXERCISE = Exercise(
         "`start - local` is a new tensor, which `all_reduce` may overwrite; then divide by the number of ranks.",
         "Nesterov uses the new velocity: `g + momentum * velocity`, where plain momentum uses `velocity`.",
     ),
-    why="The average of the differences points from the mean of the new weights back to the old ones, as a gradient would; "
-    "with lr 1 and no momentum the step ends in that mean, which is local SGD.",
+    why="The average of the differences points from the mean of the new weights back to the old ones, as a gradient "
+    "would; with lr 1 and no momentum the step ends in that mean, which is local SGD.",
     allowed=("all_reduce",),
     cases=(
         {"size": 3, "lr": 0.5, "momentum": 0.25, "is_first": False},
