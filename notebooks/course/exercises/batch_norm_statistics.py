@@ -24,7 +24,7 @@ EXERCISE = Exercise(
         "The mean of the ranks' variances misses how far the ranks' means lie apart.",
         "In 32 bits the mean of the squares minus the square of the mean is a small difference of two large numbers. "
         "Add up squares of differences from a mean.",
-        "As SyncBatchNorm does: gather each rank's mean, variance and number of rows, in one tensor.",
+        "Much as SyncBatchNorm does: gather each rank's mean, variance and number of rows, in one tensor.",
         "A rank's squares around the common mean: rows × (its variance + (its mean − the common mean)²).",
     ),
     why="Around the common mean a rank's squares are rows × (variance + (mean − common mean)²): no two large numbers "
