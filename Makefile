@@ -17,7 +17,7 @@ help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
 	@echo
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
-	@echo "make test        set up if needed, run the tests: took 8.5 min"
+	@echo "make test        set up if needed, run the tests: took 8 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
 	@echo "make test-long   and more of each kind, lessons on pretended GPUs, and 1,000 launches in one kernel"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
