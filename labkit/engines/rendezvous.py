@@ -40,7 +40,13 @@ class LocalRendezvous:
         self.port, reserved = ports.reserve("127.0.0.1")  # where a script may open a store
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.file = self.folder / "store"
-        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, reserved, _lock(self.folder))
+        try:
+            lock = _lock(self.folder)
+        except OSError:  # no more open files, say
+            shutil.rmtree(self.folder, ignore_errors=True)
+            reserved.close()
+            raise
+        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, reserved, lock)
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
 
@@ -53,10 +59,12 @@ def _lock(folder: Path) -> int:
 
 @functools.cache
 def remove_left_behind() -> None:
-    """Remove the folders of processes that were killed; once in a process."""
+    """Remove this user's folders whose processes were killed; once in a process."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or somebody holds it
-            lock = os.open(folder / LOCK, os.O_RDWR)
+        with contextlib.suppress(OSError):  # it is being made, or its process lives
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 host.lock(lock)
                 shutil.rmtree(folder)

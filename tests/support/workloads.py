@@ -156,7 +156,7 @@ def log_once(worker):
 
 
 def slow_steps(worker, seconds):
-    """Take steps, in some of which rank 1 sleeps: rank 0 logs before that, rank 1 after it, then they meet.
+    """Take steps that end in an all-reduce; in some of them rank 1 sleeps before it logs, and rank 0 does not.
 
     Return the steps logged.
     """

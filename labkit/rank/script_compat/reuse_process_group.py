@@ -29,7 +29,7 @@ from labkit.rank.device import is_nccl
 
 
 def _meeting_place() -> list[str | None]:
-    """Return what `env://` reads.
+    """Return the rank, world size, address and port that `env://` reads from the environment.
 
     See https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
     """
