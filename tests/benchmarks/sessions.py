@@ -1,7 +1,8 @@
-"""Measure launches in a row: on reserved ranks, beside fresh ranks and standby ranks.
+"""Measure launches in a row: on reserved ranks, beside fresh ranks, standby ranks and a plain script of `mp.spawn`.
 
 Each figure is the time from the call of `labkit.launch` until the last rank has taken its first DDP step: both clocks
 are the machine's. Launches follow each other at once, but for standby ranks, which are given the time to be spawned.
+What is compared with the plain script takes turns with it.
 
     python -m tests.benchmarks.sessions --launches 50
 """
@@ -9,9 +10,13 @@ are the machine's. Launches follow each other at once, but for standby ranks, wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +48,46 @@ def launches(count: int, before: Callable[[], Any] = lambda: None, **options: An
     return found
 
 
+def typing_mistake(worker: labkit.Worker) -> None:
+    """Fail as a cell does whose mistake is mended and which is run again at once."""
+    raise NameError("name 'optimiser' is not defined")
+
+
+def fail_once(**options: Any) -> None:
+    """Launch what fails."""
+    with contextlib.suppress(labkit.WorkerFailed):
+        labkit.launch(typing_mistake, live=False, **options)
+
+
+@contextlib.contextmanager
+def bare_spawn(ranks: int) -> Iterator[Callable[[], float]]:
+    """Give what starts ranks by `mp.spawn`, in a process that knows nothing of labkit."""
+    script = Path(__file__).with_name("bare_spawn.py")
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bare:
+        assert bare.stdin is not None
+        assert bare.stdout is not None
+        requests, answers = bare.stdin, bare.stdout
+
+        def spawn() -> float:
+            print(ranks, file=requests, flush=True)
+            return float(answers.readline())
+
+        yield spawn
+        requests.close()
+
+
+def in_pairs(title: str, pairs: int, ranks: int, before: Callable[[], Any]) -> None:
+    """Launch and spawn in turns; print both and their ratio."""
+    ours, bare = [], []
+    with bare_spawn(ranks) as spawn:
+        for _ in range(pairs):
+            bare.append(spawn())
+            ours += launches(1, before, world_size=ranks)
+    report(title, ours)
+    report("    beside a plain script of mp.spawn", bare)
+    print(f"    ratio of medians {statistics.median(ours) / statistics.median(bare):.2f}", flush=True)
+
+
 def wait_for_standby() -> None:
     """Wait until ranks stand by, ready."""
     deadline = time.monotonic() + 120
@@ -65,14 +110,18 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=50)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     with labkit.Session(options.ranks) as ranks:
         report("reserved ranks, the first launch on them", launches(1, on=ranks))
         report("reserved ranks", launches(options.launches, on=ranks))
     standby.off()
-    report("fresh ranks (standby off)", launches(5, world_size=options.ranks))
+    in_pairs("fresh ranks (standby off)", options.pairs, options.ranks, lambda: None)
     standby.on()
+    in_pairs(
+        "right after a launch that failed", options.pairs, options.ranks, lambda: fail_once(world_size=options.ranks)
+    )
     launches(1, world_size=options.ranks)
     report("standby ranks, when they are ready", launches(5, wait_for_standby, world_size=options.ranks))
     standby.off()
