@@ -2,7 +2,7 @@
 
 USS, the unique set size, is what one process has for itself alone; PSS adds its share of what processes have in common
 (libraries, mostly); RSS counts that in full for every process, and so says little. What one more rank costs is how much
-the sum of all PSS grows. On Linux only.
+the sum of all PSS grows. Then what a value of 1 GiB costs: as a global of the notebook, and as a result. On Linux only.
 
     python -m tests.benchmarks.memory --ranks 1 2 4 8
 """
@@ -10,8 +10,13 @@ the sum of all PSS grows. On Linux only.
 from __future__ import annotations
 
 import argparse
+import resource
+import shutil
 import statistics
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,6 +24,9 @@ import torch.distributed as dist
 from torch import nn
 
 import labkit
+from labkit.engines import standby
+
+GIB = 2**30
 
 
 class Memory(NamedTuple):
@@ -68,14 +76,60 @@ def by_ranks(numbers: list[int]) -> None:
         before = Memory(0, total, 0), count
 
 
+def reads_one(worker: labkit.Worker) -> int:
+    """Use one number of the large value, and return what the rank has for itself alone."""
+    assert LARGE[worker.rank] == 1
+    return look().uss
+
+
+def reads_none(worker: labkit.Worker) -> int:
+    """Return the same without the value."""
+    return look().uss
+
+
+def gives(worker: labkit.Worker) -> torch.Tensor:
+    """Return as large a value."""
+    return torch.ones(GIB // 4)
+
+
+def large_values(repeats: int) -> None:
+    """Print what 1 GiB costs that a function uses, and that it returns."""
+    global LARGE
+    LARGE = torch.ones(GIB // 4)
+    before = look().rss
+    with labkit.Session(2) as ranks:
+        without = labkit.launch(reads_none, on=ranks, live=False).results
+        with_it = labkit.launch(reads_one, on=ranks, live=False).results
+        own = max(after - before for before, after in zip(without, with_it, strict=True))
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(f"\na global of 1 GiB: a rank's own {own / GIB:.2f} GiB; the notebook {peak / before:.2f} x at its peak")
+        result_s, copy_s = [], []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            run = labkit.launch(gives, on=ranks, world_size=1, live=False)
+            result_s.append(time.perf_counter() - began)
+            assert run.results[0][-1] == 1
+            del run
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                (Path(folder) / "value").write_bytes(bytes(GIB))
+                began = time.perf_counter()
+                shutil.copyfile(Path(folder) / "value", Path(folder) / "copy")
+                copy_s.append(time.perf_counter() - began)
+        result, copied = statistics.median(result_s), statistics.median(copy_s)
+        print(
+            f"a result of 1 GiB: {result:.2f} s, launch included: {result / copied:.1f} x a copy of its file in memory"
+        )
+
+
 def main() -> None:
-    """Run both and print the tables."""
+    """Run all and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     options = parser.parse_args()
-    labkit.standby.off()
+    standby.off()
     print(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}")
     by_ranks(options.ranks)
+    large_values(5)
 
 
 if __name__ == "__main__":
