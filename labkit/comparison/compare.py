@@ -337,7 +337,9 @@ class Comparison:
         for title in self._measured(titles):
             lanes = of_run(self.runs[title]).lanes(steps=1)
             begun_s = min((a for marks in lanes.values() for _, a, _ in marks), default=0.0)
-            rows |= {f"{title} · {row}": [(w, a - begun_s, b - begun_s) for w, a, b in lanes[row]] for row in lanes}
+            for row, marks in lanes.items():
+                if marks:  # one process has no collectives, and then needs no lane for them
+                    rows[f"{title} · {row}"] = [(what, a - begun_s, b - begun_s) for what, a, b in marks]
         return charts.gantt(rows, "one step, rank by rank, under the profiler")
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:

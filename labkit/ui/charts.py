@@ -65,6 +65,7 @@ plotly.io.templates["labkit"] = go.layout.Template(
     layout={
         **dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), CLEAR),
         "font": {"color": INK},
+        "colorway": list(RANK_COLORS),
         **{axis: {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID} for axis in ("xaxis", "yaxis")},
         "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": INK},
         "hoverlabel": {"bgcolor": "#FFFFFF", "font": {"color": "#1A1A1A"}},
@@ -112,7 +113,8 @@ class Chart(go.Figure):
 
     def bundle(self) -> dict[str, Any]:
         """Return the chart by MIME type, as a notebook shows it."""
-        title = (self.layout.title.text or "untitled").replace("<br>", " ")
+        panels = ", ".join(each.text for each in self.layout.annotations if each.text)
+        title = (self.layout.title.text or panels or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         if "PLOTLY_RENDERER" in os.environ:
             bundle = {**super()._repr_mimebundle_(), "text/plain": bundle["text/plain"]}
@@ -147,7 +149,9 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
         legend={"orientation": "h", "traceorder": "normal", **at_the_foot},
     )
     if title is not None:
-        at_the_top = {"x": 0.01, "xref": "container", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 10}}
+        # Plotly puts the middle of a title's lines where the only one would stand.
+        pad = {"t": 10 + LINE_HEIGHT * (len(lines) - 1) // 2}
+        at_the_top = {"x": 0.01, "xref": "container", "y": 1, "yref": "container", "yanchor": "top", "pad": pad}
         figure.update_layout(title={"text": "<br>".join(lines), "font": {"size": FONT_SIZE + 2}, **at_the_top})
     return figure
 
@@ -211,9 +215,9 @@ def _line(curve: Curve, is_in_legend: bool) -> go.Scatter:
     )
 
 
-def of_run(run: RunRecord) -> Chart:
-    """Return the chart of what a run has logged so far."""
-    return logged(run.recorded, title=run.name)
+def of_run(run: RunRecord, title: str | None = None) -> Chart:
+    """Return the chart of what a run has logged so far; its title is the run's name, or the given one."""
+    return logged(run.recorded, run.name if title is None else title)
 
 
 def _mark_not_finite(figure: go.Figure, first: NotFinite, where: dict[str, int]) -> None:
@@ -248,7 +252,9 @@ def bars(labels: Sequence[str], values: Sequence[float], unit: str, title: str =
     """Draw one horizontal bar per label, with its value written beside it."""
     text = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in values]
     colors = [rank_color(index) for index in range(len(labels))]
-    figure = go.Figure(go.Bar(x=list(values), y=list(labels), orientation="h", text=text, marker={"color": colors}))
+    bar = go.Bar(x=list(values), y=list(labels), orientation="h", text=text, marker={"color": colors})
+    # Within its bar, Plotly leaves out the number of a bar that is too short to be seen.
+    figure = go.Figure(bar.update(textposition="outside", cliponaxis=False))
     figure.update_xaxes(title_text=unit)
     figure.update_yaxes(autorange="reversed")
     return Chart(style(figure, title, height=120 + 32 * len(labels)))

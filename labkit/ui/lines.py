@@ -50,7 +50,7 @@ class Lines(Watcher):
         if self._handles and self._run.recorded.names:
             from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-            charts.of_run(self._run).update_shown(self._handles[1])
+            charts.of_run(self._run, title="").update_shown(self._handles[1])
 
 
 def print_output(run: RunRecord) -> None:

@@ -28,7 +28,7 @@ class ChangingOutputs:
 
     def __init__(self, controls: Sequence[widgets.Widget], count: int) -> None:
         self._live = widgets.Output() if kernel.is_jupyters_page() else None
-        hidden = [SHOWN_ABOVE + f" + {CHILD}" * below for below in range(1, 2 * count + 1)]
+        hidden = [SHOWN_ABOVE + f" + {CHILD}" * below for below in range(1, count + 1)]
         style = widgets.HTML(f"<style>{', '.join(hidden)} {{ display: none }}</style>")
         box = widgets.VBox([*controls, *([style, self._live] if self._live else [])])
         box.add_class("labkit-changes")

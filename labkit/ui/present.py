@@ -70,7 +70,7 @@ def show(thing: Any) -> None:
     if thing.over.is_set():
         from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-        kernel.display(charts.of_run(thing))
+        kernel.display(charts.of_run(thing, title=""))
 
 
 def as_chart(thing: Any) -> Any:

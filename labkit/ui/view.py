@@ -151,7 +151,7 @@ class LiveView(Watcher):
             if self._run.recorded.names:
                 from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-                chart = charts.of_run(self._run)
+                chart = charts.of_run(self._run, title="")
         finally:
             if chart is None:
                 self._chart_handle.update(kernel.NOTHING, raw=True)

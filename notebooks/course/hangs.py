@@ -89,5 +89,5 @@ def picture(reports: Mapping[str, WorkerFailed], world_size: int, title: str) ->
             ygap=3,
         )
     )
-    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(showgrid=False).update_yaxes(showgrid=False, autorange="reversed")
     return labkit.charts.style(figure, title, 90 + 34 * len(reports))

@@ -111,5 +111,6 @@ def strip(lessons: dict[Path, str]) -> Page:
         for state, color in COLORS.items()
     )
     right, made = exercises.predicted()
-    content = f"<div>{boxes}</div><div style='font-size:85%'>{key} {right} of {made} predictions right</div>"
+    predicted = f"{right} of {made} predictions right" if made else ""
+    content = f"<div>{boxes}</div><div style='font-size:85%'>{key} {predicted}</div>"
     return Page(content, "\n".join(f"{lesson.stem}: {state}" for lesson, state in lessons.items()))

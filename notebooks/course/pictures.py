@@ -42,7 +42,8 @@ def grids(panels: Mapping[str, Sequence[Any]], title: str, columns: int = 2) -> 
             col=index % columns + 1,
         )
     figure.update_layout(coloraxis={**_steps(palette), "showscale": False})
-    figure.update_xaxes(dtick=1).update_yaxes(dtick=1, autorange="reversed").update_yaxes(title="rank", col=1)
+    figure.update_xaxes(dtick=1, showgrid=False).update_yaxes(dtick=1, showgrid=False, autorange="reversed")
+    figure.update_yaxes(title="rank", col=1)
     return Chart(style(figure, title, height=70 + rows * (50 + 30 * world_size)))
 
 

@@ -44,6 +44,7 @@ course.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index
 def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):
     return go.Figure(go.Bar(x=["batch", "latency"], y=[batch_size, latency_us]), {"title": f"batch {batch_size}"})
 explore(bars, batch_size=[64, 128, 256], bandwidth_gb_s=[1, 10], latency_us=[1, 10, 100])
+print("printed below")
 """,
     'guess = course.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
     'guess.reveal("no one knows")',
@@ -68,6 +69,7 @@ def test_tables_are_sorted_sliders_redraw_and_predictions_are_made_by_a_click(pa
     assert heading.get_attribute("aria-sort") == "descending"
     assert rows.all_text_contents() == ["y", "x", "z"]
     page.wait_for(f"() => ({TITLES})() == 'batch 128'")
+    assert page.cell(EXPLORE).get_by_text("printed below", exact=True).is_visible()
     page.cell(EXPLORE).locator(".noUi-handle").first.press("ArrowRight")
     page.wait_for(f"() => ({TITLES})() == 'batch 256'")
     assert page.cell(EXPLORE).locator(".widget-readout").first.inner_text() == "256"

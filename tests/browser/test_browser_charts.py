@@ -112,6 +112,8 @@ TOO_WIDE = """cell => {
                 const box = part.getBoundingClientRect();
                 if (box.width && (box.left < room.left - 1 || box.right > right + 1))
                     wrong.push(`${part.classList} from ${box.left} to ${box.right} in ${room.left} to ${right}`);
+                if (box.width && box.top < plot.getBoundingClientRect().top - 1)
+                    wrong.push(`${part.classList} begins above its chart`);
             }
         }
     }

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from course.exercises import progress
+from course.exercises.result import with_code
 from labkit.ui import kernel
 
 _asked: dict[str, Prediction] = {}
@@ -78,7 +79,7 @@ class Prediction:
         buttons = widgets.ToggleButtons(options=self.options, value=self.said)
         buttons.style.button_width = "auto"
         buttons.observe(lambda change: self.say(change["new"]) if change["new"] else None, names="value")
-        asked = widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons])
+        asked = widgets.VBox([widgets.HTML(f"<b>Predict:</b> {with_code(self.question)}"), buttons])
         self._shown.append((kernel.display(asked, display_id=True), asked))
 
     def _still(self) -> dict[str, str]:
@@ -88,7 +89,7 @@ class Prediction:
             f"{'font-weight:bold;border-width:2px' if option == self.said else ''}'>{html.escape(option)}</span>"
             for option in self.options
         )
-        question = f"<div><b>Predict:</b> {html.escape(self.question)}</div>"
+        question = f"<div><b>Predict:</b> {with_code(self.question)}</div>"
         return {"text/plain": repr(self), "text/html": f"{question}<div style='padding:4px 0'>{options}</div>"}
 
 
@@ -107,7 +108,7 @@ class Revealed:
     def _repr_html_(self) -> str:
         one = self.prediction
         color = {True: "#009E73", False: "#D55E00", None: "#8A8A8A"}[one.right]
-        return f"<div style='border-left:4px solid {color};padding:2px 12px'>{html.escape(repr(self))}</div>"
+        return f"<div style='border-left:4px solid {color};padding:2px 12px'>{with_code(repr(self))}</div>"
 
 
 def predict(question: str, *options: str) -> Prediction:

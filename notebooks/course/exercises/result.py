@@ -178,14 +178,14 @@ class Result:
         color = LOOKS[self.state][1]
         parts = [
             f"<b>{html.escape(self.headline)}</b>",
-            *(f"<div style='margin-top:4px'>{_marked(line)}</div>" for line in self.message.splitlines()),
+            *(f"<div style='margin-top:4px'>{with_code(line)}</div>" for line in self.message.splitlines()),
         ]
         if any(self.events):
             parts.append(lanes(self.events))
         if any(self.printed):
             parts.append(self._printed_html())
         if self.state == PASSED:
-            parts.append(_fold("Why it is so", _marked(self.exercise.why)))
+            parts.append(_fold("Why it is so", with_code(self.exercise.why)))
         else:
             parts.append(_hints_html(self.exercise.hints, 1))
         style = f"border-left:4px solid {color};padding:4px 12px;max-width:760px;overflow-wrap:anywhere"
@@ -224,7 +224,7 @@ def _what_was_tried(exercise: Exercise) -> str:
     return f"{cases} on {', '.join(most)} and {last} ranks" if most else f"{cases} on {last} ranks"
 
 
-def _marked(text: str) -> str:
+def with_code(text: str) -> str:
     """Return text as HTML, `code` as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
@@ -237,7 +237,7 @@ def _hints_html(hints: Sequence[str], number: int) -> str:
     """Return hints of which each has the next one inside."""
     if not hints:
         return ""
-    return _fold(f"Hint {number}", f"<div>{_marked(hints[0])}</div>{_hints_html(hints[1:], number + 1)}")
+    return _fold(f"Hint {number}", f"<div>{with_code(hints[0])}</div>{_hints_html(hints[1:], number + 1)}")
 
 
 # The picture: a lane for each rank, an arrow for each message

@@ -38,7 +38,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def sum_in_step(batches):
-    """Return the sum over the ranks of each batch: a list of tensors, for as many steps as every rank has batches."""
+    """Return each batch's sum over the ranks: a list of tensors, for as many steps as every rank has batches."""
     steps = torch.tensor(len(batches))
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     totals = []
