@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing import connection
@@ -20,7 +21,6 @@ import psutil
 
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pages import help_hint
-from labkit.rank import descendants
 from labkit.rank.channels import CorruptMessage, EachItsOwn, EventQueue, RankPipes, send
 from labkit.system import host
 
@@ -47,6 +47,7 @@ class RankProcess:
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
         self._is_closed, self._close_lock = False, threading.Lock()
+        self._session_is_ended = False
         self._is_ready, self._ready_lock = False, threading.Lock()
         self.killed_s = float("inf")
         """When it was first killed from here, as `time.monotonic()`."""
@@ -98,13 +99,12 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
-        started = descendants.of(self.pid)
         with self._close_lock:
             if self._is_closed:
                 return
             self.killed_s = min(self.killed_s, time.monotonic())
-            self.process.kill()
-        descendants.kill(started)
+            host.end_session(self.pid)
+            self.process.kill()  # in its first moments it has no session yet
 
     @property
     def is_stuck(self) -> bool:
@@ -120,7 +120,12 @@ class RankProcess:
 
     def _has_ended(self) -> bool:
         # Not by its sentinel: what it has forked may hold that open, and it may have closed that itself.
-        return self.process.exitcode is not None or not psutil.pid_exists(self.pid)
+        ended = self.process.exitcode is not None or not psutil.pid_exists(self.pid)
+        if ended and not self._session_is_ended:
+            # At once: while anybody is in its session, nobody else has the number.
+            self._session_is_ended = True
+            host.end_session(self.pid)
+        return ended
 
     def wait_for_exit(self) -> int:
         """Wait until the process has ended and return its exit code; kill one that does not end by itself.
@@ -221,7 +226,9 @@ def _start(ends: list[RankPipes], ahead_of_torch: bool) -> list[Any]:
     ensure_running()
     host.hold_back_signals()
     with _nothing_in_place_of_main():
-        return _start_ahead_of_torch(ends) if ahead_of_torch else _start_with_torch(ends)
+        processes = _start_ahead_of_torch(ends) if ahead_of_torch else _start_with_torch(ends)
+    _popens.update(process._popen for process in processes)
+    return processes
 
 
 def _start_with_torch(ends: list[RankPipes]) -> list[Any]:
@@ -254,11 +261,12 @@ _spawner_lock = threading.Lock()
 
 
 # The problem: ranks must not outlive the notebook, however it ends. What does not work: exit handlers (a kernel that is
-# killed runs none); the closing of a pipe (a rank in native code that keeps Python's lock does not notice); a process
-# group (a shell's Ctrl-C goes to it too, and the kernel may be its leader or not). So Linux is asked to kill each rank
-# when its parent has gone, PR_SET_PDEATHSIG: but that fires when the *thread* ends that started it, and a run may be
-# launched from a thread that ends before it. Hence one thread which starts every rank and never ends. On other systems
-# a rank ends as its pipe closes.
+# killed runs none); that a rank reads of a pipe's end (in native code that keeps Python's lock it does not); the
+# notebook's process group (a shell's Ctrl-C goes to it too, and the kernel may be its leader or not). So Linux is asked
+# to kill each rank's session when a pipe closes (`System.begin_session`), which a fork of the notebook must not keep
+# open; and until the rank has one, when its parent has gone, PR_SET_PDEATHSIG: but that fires when the *thread* ends
+# that started it, and a run may be launched from a thread that ends before it. Hence one thread which starts every rank
+# and never ends. On other systems a rank ends as its pipe closes.
 
 
 def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None) -> Future[Any]:
@@ -278,6 +286,18 @@ def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None
     future = future or Future()
     _work.put((call, future))
     return future
+
+
+_popens: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _close_lifelines() -> None:
+    for popen in _popens:
+        for end in popen.finalizer._args or ():
+            os.close(end)
+
+
+os.register_at_fork(after_in_child=_close_lifelines)
 
 
 def check_not_forked() -> None:

@@ -20,7 +20,7 @@ def run_of(engine: Engine) -> RunRecord | None:
 
 
 @atexit.register
-def _end_with_the_notebook() -> None:
+def end_all(_: object = None) -> None:
     """Leave no rank behind when the notebook's kernel, or a script, ends."""
     ending = [run for run in active_runs if not run.engine.outlives_notebook]
     for run in ending:

@@ -1,8 +1,7 @@
 """What a spawned process runs before anything else: it ends with the process that spawned it, imports without looking
 for garbage, and its threads yield.
 
-`torch.multiprocessing.spawn` asks for a mere SIGINT once torch has been imported, which takes seconds on a busy
-machine; `worker` then asks for SIGKILL again.
+Until it has begun a session (`signals`), before which it starts nothing itself.
 """
 
 import gc

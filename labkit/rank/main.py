@@ -12,7 +12,9 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,7 +28,6 @@ from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.packing import pack_result, unpack
 from labkit.rank import (
     current,
-    descendants,
     failure,
     notebook_main,
     process_group,
@@ -61,15 +62,21 @@ BROKEN = (
 """What a reserved rank says whose CUDA context is of no use any more."""
 
 
+KILLED_S = 1.0
+"""How long one that is killed may take to be gone: milliseconds, unless the system holds it."""
+
+
 def fast_exit(code: int) -> NoReturn:
-    """End this process, and what it has started, now.
+    """End this process now.
 
     Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after all the
     work was done. See https://github.com/pytorch/pytorch/issues/190489.
     """
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            host.end_session(os.getpid(), signal.SIGTERM)  # programs that it has started; who stays is killed after it
         end_children()
-        descendants.end()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
@@ -251,7 +258,7 @@ def end_children() -> None:
     """End the processes that this one has started."""
     for child in multiprocessing.active_children():
         child.kill()
-        child.join(descendants.KILLED_S)  # so that the next job does not find it
+        child.join(KILLED_S)  # so that the next job does not find it
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if pid := getattr(server, "_forkserver_pid", None):
         with contextlib.suppress(OSError):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
+from typing import Any
 
 from labkit.system import host
 
 
 def handle_signals(stacks: int) -> None:
     """Answer a question for stacks, leave the notebook's interrupt alone, and end when the notebook is killed."""
-    # The interrupt goes to the notebook's whole process group; stopping the ranks is the notebook's decision.
+    # Stopping the ranks is the notebook's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "LABKIT_AGENT" in os.environ:
         leave_sigterm_to_the_agent()
     host.answer_stacks(stacks)
-    # Once more than in `die_with_parent`: PyTorch's spawn has asked for a mere SIGINT meanwhile.
-    host.die_with_parent()
+    parent: Any = multiprocessing.parent_process()
+    host.begin_session(parent.sentinel)
 
 
 def leave_sigterm_to_the_agent() -> None:

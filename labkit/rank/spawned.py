@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import threading
 import traceback
@@ -12,7 +13,6 @@ import torch
 
 import labkit.rank.debugging  # noqa: F401 - the job will bring its hook: imported before it comes
 from labkit.protocol import events
-from labkit.rank import descendants
 from labkit.rank.channels import Channel, RankPipes, receive
 from labkit.rank.main import RankTask, do_jobs, fast_exit
 from labkit.rank.script_compat import bars, children
@@ -28,7 +28,6 @@ def main(_: int, ends: RankPipes) -> None:
 
     code = 1
     try:
-        descendants.adopt()
         handle_signals(ends.stacks.fileno())
         host.redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         children.prepare()
@@ -63,6 +62,7 @@ def _listen(ends: RankPipes, tasks: JobQueue[RankTask | None]) -> None:
                 word = receive(ends.inbox)
             except (EOFError, OSError) as error:
                 print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
+                host.end_session(os.getpid())
                 break
             if word == "leave":
                 tasks.put(None)

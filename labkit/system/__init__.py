@@ -3,7 +3,7 @@
 Only this room reads `sys.platform`, `os.name` and `/proc`, calls the C library, and names signals other than SIGINT and
 SIGTERM. `base.System` lists what the others may ask of it; `linux` and `macos` say how it is done there:
 
-ends with its notebook   `die_with_parent`, `adopt_orphans`, `children`
+ends with its notebook   `die_with_parent`, `begin_session`, `end_session`
 a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`
 a rank's output          `redirect_output`
 the store                `lends_bound_ports`; `rank_environment`, so that scripts open one there

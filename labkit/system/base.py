@@ -38,32 +38,17 @@ class System:
     def die_with_parent(self) -> None:
         """Have this process killed when the one has gone that started it, if the system can do so."""
 
-    def adopt_orphans(self) -> None:
-        """Become the parent of those whose own parents end: `sh -c "program &"` leaves such."""
+    def begin_session(self, lifeline: int) -> None:
+        """Begin a session, in which whatever this process starts is, too. `end_session` ends them all.
 
-    def end_forks_with_this_process(self) -> None:
-        """Have the processes that this one's main thread forks end with it, if the system can do so."""
+        `lifeline` is a pipe whose other end the parent has: as that closes they all end, if the system can do so.
+        """
+        os.setsid()
 
-    def watch_parent(self, every_s: float) -> None:
-        """Have this process, a fork server, end when its parent has gone, and what it forks end with it."""
-
-    def children(self, pid: int) -> list[int]:
-        """Return the process ids of what a process has started."""
-        import psutil  # not above: few ranks need it
-
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(pid).children()]
-        return []
-
-    def session(self, pid: int) -> int:
-        """Return the session that a process belongs to. Raises OSError if it has ended."""
-        return os.getsid(pid)
-
-    def reap(self) -> None:
-        """Take the exit codes of this process's children that have ended."""
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    def end_session(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a process that has begun a session and to what it has started, also where it has ended."""
+        with contextlib.suppress(OSError):  # there is nobody
+            os.killpg(pid, number)
 
     def wait_for(self, pid: int) -> None:
         """Wait until a child that was killed has ended, and leave its exit code to others."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
+import select
 import signal
 import socket
 import struct
-import threading
 from collections.abc import Mapping
 from typing import ClassVar
 
 from labkit.system.base import System
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
 
@@ -37,53 +38,23 @@ class Linux(System):
         """Have the system kill this process when the *thread* has gone that started it."""
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def adopt_orphans(self) -> None:
-        """Become the parent of those whose own parents end."""
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # The problem: a rank and what it has started must not outlive a notebook that is killed. What does not work: a
+    # thread that reads (native code may hold Python's lock); PR_SET_PDEATHSIG, which reaches one process, when the
+    # *thread* ends that has started it. What is done: the pipe from its parent that multiprocessing leaves open in each
+    # process closes with the parent, and Linux then sends a signal of our choice to the whole session. It would do so
+    # as well for whatever is written there: all that the parent has to say must have been read. And it does not if the
+    # other signal has ended the rank before, so that is called off. What still fails: a program in a session or process
+    # group of its own.
 
-    def end_forks_with_this_process(self) -> None:
-        """Have the system kill the processes that the main thread forks when this one has gone.
-
-        The signal comes when the parent's *thread* ends, so only the main thread's children have it.
-        """
-        forks_from_main = False
-
-        def note_the_thread() -> None:
-            nonlocal forks_from_main
-            forks_from_main = threading.current_thread() is threading.main_thread()
-
-        def end_with_this_process() -> None:
-            if forks_from_main:
-                self.die_with_parent()
-
-        os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)
-
-    def watch_parent(self, every_s: float) -> None:
-        """Look for the parent every so often; what is forked, always from the main thread, is killed by the system."""
-        parent = os.getppid()
-
-        def look(*_: object) -> None:
-            if os.getppid() != parent:
-                os._exit(1)
-
-        def end_with_this_process() -> None:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            self.die_with_parent()
-
-        os.register_at_fork(after_in_child=end_with_this_process)
-        signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
-
-    def children(self, pid: int) -> list[int]:
-        """Return the process ids of what a process has started; the kernel lists them by thread, as a rule."""
-        if not os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children"):
-            return super().children(pid)
-        found: list[int] = []
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
-        return found
+    def begin_session(self, lifeline: int) -> None:
+        """Begin a session, in which whatever this process starts is, too."""
+        super().begin_session(lifeline)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        _libc.prctl(PR_SET_PDEATHSIG, 0)
+        if select.select([lifeline], [], [], 0)[0]:  # it has closed already
+            self.end_session(os.getpid())
 
     # Memory now and peak
 

@@ -11,6 +11,7 @@ import linecache
 import logging
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ def shell() -> Any:
 def has_kernel() -> bool:
     """Return whether this is a notebook's kernel, which can show more than text."""
     return "ipykernel" in sys.modules and getattr(shell(), "kernel", None) is not None
+
+
+def at_shutdown(end: Callable[..., None]) -> None:
+    """Have something done as the kernel is asked to shut down. It asks processes of its own group to end, and waits."""
+    if has_kernel():
+        shell().observe(end, "exit_now")  # the same thing once
 
 
 def is_interactive() -> bool:

@@ -21,7 +21,7 @@ from labkit.monitor import follower
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankHook, Surroundings
 from labkit.protocol.packing import pack_call
-from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, spawned, worker
+from labkit.rank import channels, failure, log_batcher, main, process_group, spawned, worker
 from labkit.run import Run
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.injection import READS, WRITES, Delays, Ends, Garbles, Instrumented, Raises, has_bytes, places
@@ -29,7 +29,7 @@ from tests.support.tiers import few
 
 MODULES = (
     *(listener, local, spawn, follower, monitor_run),
-    *(channels, descendants, failure, log_batcher, main, process_group, spawned, worker),
+    *(channels, failure, log_batcher, main, process_group, spawned, worker),
 )
 
 NEVER_S = 40.0
@@ -248,6 +248,7 @@ UNREACHED = {
     "engines.spawn: spawn: process.close": "ranks are forked here; see test_ranks_that_cannot_be_started",
     "engines.spawn: _spawn: copy.close": "likewise",
     "engines.spawn: in_spawner_thread: _work.put": "likewise",
+    "engines.spawn: _close_lifelines: os.close": "likewise",
     "engines.spawn: _serve: _work.get": "likewise",
     "run: Run._stop_or_end: self.engine.kill": "see test_the_second_interrupt",
     "rank.main: do_jobs: channel.send": "a GPU that is broken; see tests/rank/test_device.py",

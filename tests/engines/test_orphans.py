@@ -279,3 +279,24 @@ def test_nothing_is_left_when_the_whole_process_group_is_killed_at_once(trial, t
         assert len(trial.look()) >= 3
         os.killpg(program.pid, signal.SIGKILL)
     trial.assert_nothing_is_left(was_killed=True)
+
+
+def test_no_rank_outlives_a_script_that_is_killed_while_a_fork_of_it_goes_on(trial, tmp_path):
+    """A pool's worker, say, which has copies of all that the script has open."""
+    script = tmp_path / "script.py"
+    launch = "run = labkit.launch(busy, world_size=2, wait=False, live=False)\n"
+    launch += "while any('goes on' not in text for text in run.output): time.sleep(0.02)\n"
+    launch += "if not (pid := os.fork()): time.sleep(1000)\nprint(pid, flush=True)\nrun.wait()\n"
+    script.write_text(BUSY + launch)
+    program = subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, env=trial.environment, stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        fork = psutil.Process(int(program.stdout.readline()))
+        try:
+            assert len(trial.look()) >= 4
+            program.kill()
+            left = trial.processes() - {fork}
+            wait_until(lambda: not any(lives(p.pid) and "resource_tracker" not in command_of(p) for p in left))
+        finally:
+            fork.kill()

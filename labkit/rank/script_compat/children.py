@@ -1,14 +1,12 @@
-"""The processes that a rank starts, a DataLoader's workers above all: what they are sent, and that they end.
+"""The processes that a rank starts, a DataLoader's workers above all: what they are sent.
 
 The problem. From Python 3.14 on such a process is no fork of the rank: it comes from a server (`forkserver`). What it
 is given is pickled, and a function or a class then travels by the name of its module. What was typed in a cell is in
-`__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so. And a
-worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
+`__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so.
 
 The solution. Such things travel by value, and a process that has received one sends so from then on; one that is not
-forked begins with a `__main__` of its own for it. The server, and what it forks, ends with the rank (`fork_server`).
-After a job it is ended (`labkit.rank.main.end_children`): the next one may have another environment, and print
-elsewhere.
+forked begins with a `__main__` of its own for it. After a job the server is ended (`labkit.rank.main.end_children`):
+the next one may have another environment, and print elsewhere.
 """
 
 from __future__ import annotations
@@ -27,19 +25,17 @@ from typing import Any
 
 from labkit.protocol.packing import DEFINITIONS, MAIN, RECEIVED, Pickler, found_as, take_in
 from labkit.rank.notebook_main import new_main
-from labkit.system import host
 
 
 def prepare() -> None:
-    """Have what is typed in cells travel to those processes, and them and their server end with this one.
+    """Have what is typed in cells travel to those processes.
 
     They begin as a script's do; this one was spawned, and would spawn its own, too. As in a script nothing has been
     chosen yet: it may call `set_start_method`, once.
     """
     multiprocessing.set_start_method(None, force=True)
-    multiprocessing.set_forkserver_preload(["labkit.rank.script_compat.fork_server"])
+    multiprocessing.set_forkserver_preload(["torch.utils.data"])
     send_by_value()
-    host.end_forks_with_this_process()  # a DataLoader's workers, say
 
 
 def send_by_value() -> None:
