@@ -190,6 +190,9 @@ def logged(history: History, title: str = "") -> Chart:
         in_legend.add(curve.key)
     for name in names[-columns:]:  # below which there is none
         figure.update_xaxes(title_text="step", title_standoff=2, **where[name])
+    ends = [step for curve in curves for step in (*curve.x[:1], *curve.x[-1:])]
+    if ends and max(ends) - min(ends) < 6:
+        figure.update_xaxes(dtick=1)  # there is no step 0.2
     first = not_finite.first(history)
     if first is not None and first.name in names:
         _mark_not_finite(figure, first, where[first.name])

@@ -118,5 +118,15 @@ def test_a_long_title_is_broken_into_lines_and_has_room_for_them():
     assert "<br>" not in long._repr_mimebundle_()["text/plain"]
 
 
+def test_a_run_of_few_steps_has_no_marks_between_them():
+    few, many = charts.logged(history_of(steps=2)), charts.logged(history_of(steps=20))
+    assert few.layout.xaxis.dtick == 1
+    assert many.layout.xaxis.dtick is None
+
+
+def test_a_bar_too_short_to_be_seen_has_its_number():
+    assert labkit.charts.bars(["a", "b"], [1.0, 0.0], "s").data[0].textposition == "outside"
+
+
 def test_an_empty_history_has_its_words():
     assert [note.text for note in charts.logged(History(2)).layout.annotations] == ["nothing logged"]
