@@ -36,7 +36,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def backward_by_blocks(blocks, x, gradient):
-    """Return the gradient of `x`, (batch, width); those of the parameters are in their `.grad`, as after backward."""
+    """Return the gradient of `x`, (batch, width); the parameters' are in their `.grad`, as after backward."""
     inputs, states = [], []
     with torch.no_grad():
         for block in blocks:

@@ -35,7 +35,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def shares_of_batches(samples, batch_size, rank, world_size, epoch, seed):
-    """Return a list of lists of int, one for each whole batch: the samples (0 … samples − 1) that this rank takes."""
+    """Return a list of lists of int, one a whole batch: the samples (0 … samples − 1) that this rank takes."""
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator).tolist()
     begin = batch_size * rank // world_size
