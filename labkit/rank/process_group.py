@@ -74,12 +74,16 @@ def join_for(
     channel.during = "starting"
     settled = settle(job, info, store)
     channel.during = "joining the process group"
-    before = frozenset(host.open_sockets())
+    before = _connections(job)
     join(info, settled, store)
-    connections = frozenset(host.open_sockets()) - before if job.stays is not None else frozenset[str]()
-    _joined = Joined(job.group, settled, store, connections)
+    _joined = Joined(job.group, settled, store, _connections(job) - before)
     _cells_are_set_up = _cells_are_set_up or job.group is not None
     return settled, store
+
+
+def _connections(job: Job) -> frozenset[str]:
+    """Return this process's connections, if they are to be shut down after the job."""
+    return frozenset(host.open_sockets() if job.stays is not None else ())
 
 
 def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
