@@ -220,23 +220,14 @@ HAS_HOOKS = "it has hooks, which do not travel: register them in the function"
 
 
 def _set_scheduler(scheduler: Any, state: dict[str, Any]) -> None:
-    """Give a learning-rate scheduler its state, and have it see its optimizer's steps.
+    """Give a learning-rate scheduler its state.
 
-    It does so by an attribute of the optimizer that is not pickled; without that it warns of a wrong order of calls.
+    It notes its optimizer's steps by attributes that are not pickled; without them it warns of a wrong order of calls.
     """
     vars(scheduler).update(state)
     optimizer = scheduler.optimizer
-    step = optimizer.step
-    if hasattr(step, "_wrapped_by_lr_sched"):
-        return
-
-    @functools.wraps(step)
-    def tracked(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True
-        return step(*args, **kwargs)
-
-    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = tracked
+    optimizer.step, optimizer._opt_called = functools.partial(optimizer.step), True
+    optimizer.step._wrapped_by_lr_sched = True
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
@@ -258,12 +249,24 @@ def _with_all_attributes(kind: type, reduced: Any) -> Any:
     cloudpickle leaves both out. Those attributes are one until somebody sets the base's.
     """
     if isinstance(reduced, tuple) and len(reduced) > 2:
+        _check_keywords(kind)
         state, inherited = reduced[2][0], {id(value) for base in kind.__bases__ for value in vars(base).values()}
         state["__qualname__"] = kind.__qualname__
         if not issubclass(kind, enum.Enum):
             repeated = {name: value for name, value in vars(kind).items() if id(value) in inherited}
             state.update({name: value for name, value in repeated.items() if not name.startswith("__")})
     return reduced
+
+
+def _check_keywords(kind: Any) -> None:
+    """Raise TypeError for a class that cannot be made without keywords: `class Square(Layer, kind="square")`."""
+    derive = super(kind, kind).__init_subclass__
+    if isinstance(derive, types.MethodType):
+        try:
+            inspect.signature(derive).bind()
+        except TypeError as error:
+            what = f"the keywords of class {kind.__qualname__} do not travel ({error})"
+            raise TypeError(f"{what}: put it into a file beside the notebook") from None
 
 
 def unwrapped(model: Any) -> Any:
@@ -358,15 +361,7 @@ class _Unpickler(pickle.Unpickler):
                 return functools.partial(self._make_class, getattr(by_value, name))
             if name == "_class_setstate":
                 return self._fill_class
-        try:
-            return super().find_class(module, name)
-        except AttributeError as error:
-            if module != MAIN:
-                raise
-            raise AttributeError(
-                f"{error}: it travels by its name, which this process does not have. Make it in the function, or in a "
-                "module"
-            ) from None
+        return super().find_class(module, name)
 
     # In the notebook's own process cloudpickle finds the class that was sent, and would write into it what comes back.
 
