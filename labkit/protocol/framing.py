@@ -15,14 +15,11 @@ MARK = b"\x93labkit\n"
 SIZE = struct.Struct("!Q")
 """Of each buffer, before the pickle."""
 
-JOINED_BYTES = 1 << 20
-"""A longer pickle is not copied behind its header."""
-
 
 def framed(pickled: bytes, blocks: Sequence[memoryview]) -> list[bytes | memoryview]:
     """Return the buffers of a message, in the order in which they are written."""
     begin = HEADER.pack(MARK, len(pickled), len(blocks)) + b"".join(SIZE.pack(block.nbytes) for block in blocks)
-    return [begin + pickled, *blocks] if len(pickled) < JOINED_BYTES else [begin, pickled, *blocks]
+    return [begin + pickled, *blocks]
 
 
 def unframed() -> Generator[memoryview, None, tuple[bytearray, list[bytearray]]]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Collection
 
 
 def printable(text: str) -> str:
@@ -37,13 +34,6 @@ def titled(name: str, titles: Collection[str]) -> str:
         known = ", ".join(title if slug(title) == title else f"{title} ({slug(title)})" for title in titles)
         raise ValueError(f"known are {known or 'none'}; got {name!r}")
     return found[0]
-
-
-def known(what: str, name: str, all_of: Mapping[str, T]) -> T:
-    """Return the entry of this name. Raises ValueError, which lists all names, for an unknown one."""
-    if name not in all_of:
-        raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
-    return all_of[name]
 
 
 def print_text(text: str, flush: bool = True) -> None:

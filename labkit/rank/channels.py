@@ -36,10 +36,6 @@ class CorruptMessage(Exception):  # noqa: N818 - says what came
     """What has come through a pipe is no event."""
 
 
-BLOCK_BYTES = 1 << 20
-"""Sent at once through the inbox."""
-
-
 def pack(word: Any) -> list[bytes | memoryview]:
     """Return the buffers of a message, in their order. Large bytes in it are not copied."""
     buffers: list[pickle.PickleBuffer] = []
@@ -50,8 +46,7 @@ def pack(word: Any) -> list[bytes | memoryview]:
 def send(connection: Connection, word: Any) -> None:
     """Send something to one who calls `receive`. Raises OSError if nobody is there."""
     for part in pack(word):
-        for at in range(0, len(part), BLOCK_BYTES):
-            connection.send_bytes(part[at : at + BLOCK_BYTES])
+        connection.send_bytes(part)
 
 
 def receive(connection: Connection) -> Any:

@@ -94,17 +94,12 @@ class Settled(NamedTuple):
 
 
 def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
-    """Decide where this rank computes, make that the current device, and return it.
-
-    Raises RuntimeError if the GPUs are not those that the notebook has counted.
-    """
-    here = 0 if job.cuda_devices == 0 else torch.cuda.device_count()
+    """Decide where this rank computes, make that the current device, and return it."""
     if job.cuda_devices is not None:
-        _check_count(here, job.cuda_devices, info)
         count = job.cuda_devices
         has_own, backend = bool(count) and info.local_world_size <= count, job.backend or "gloo"
     else:
-        count = here
+        count = torch.cuda.device_count()
         has_own = _all_have_own(info, count, store)
         backend = job.backend or (OWN_GPU if has_own and dist.is_nccl_available() else "gloo")
     if not count or not (has_own or job.device == "cuda"):
@@ -146,15 +141,6 @@ def _all_have_own(info: RankInfo, count: int, store: dist.Store) -> bool:
             print(f"labkit: rank {info.rank} cannot use its GPU: {str(error).splitlines()[0]}", file=sys.stderr)
     gpus = set(exchange(store, "labkit/gpu", mine, info))
     return "" not in gpus and len(gpus) == info.world_size
-
-
-def _check_count(here: int, counted: int, info: RankInfo) -> None:
-    if counted and here < min(counted, info.local_world_size):
-        raise RuntimeError(
-            f"rank {info.rank} finds {here} GPUs where the notebook found {counted}: one has failed, or "
-            f"CUDA_VISIBLE_DEVICES has changed (it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r} here). "
-            "Look at nvidia-smi, and restart the kernel so that it counts again"
-        )
 
 
 # A GPU after a job

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
-import re
 import sys
 import time
 import traceback
@@ -22,9 +20,6 @@ OWN_FILES: set[str] = set()
 
 FRAMES = 50
 """Of a traceback, the most recent."""
-
-CALLBACK = re.compile(r"^  (\S.*)\((\d+)\): (\S+)$", re.MULTILINE)
-"""How pybind11 says where a Python function was that C++ has called: file, line and function."""
 
 TRACEBACK_CHARACTERS = 50_000
 """A longer traceback loses its middle."""
@@ -80,17 +75,6 @@ def below_own(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def _with_lines_of_callbacks(text: str) -> str:
-    """Write the lines that C++ gives of a Python function that it has called (a hook's) as tracebacks have them."""
-    before, at, after = text.partition("\nAt:\n")
-    return before + at + CALLBACK.sub(r'  File "\1", line \2, in \3', after)
-
-
-def _callbacks(error: BaseException) -> str:
-    """Return what C++ says of the Python functions that it had called; "" of most errors."""
-    return printable(str(error)).partition("\nAt:\n")[2] if isinstance(error, RuntimeError) else ""
-
-
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
@@ -99,7 +83,7 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
     """
     cause = behind(error)
     described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
-    text = _with_lines_of_callbacks(printable("".join(described.format())))
+    text = printable("".join(described.format()))
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', cell.title)
     if len(text) > TRACEBACK_CHARACTERS:
@@ -113,9 +97,6 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
         summary += f" (then sys.exit({printable(repr(error.code))[:80]}))"
     elif isinstance(error, BaseExceptionGroup) and len(error.exceptions) > 1:
         summary += f" (the first of {len(error.exceptions)} in an {type(error).__name__})"
-    if (callback := CALLBACK.search(_callbacks(cause))) is not None:
-        file, line, name = callback.groups()
-        summary += f" (in {name} at {cells[file].title if file in cells else os.path.basename(file)}, line {line})"
     frames = tuple(
         (printable(frame.filename), frame.lineno or 0, frame.name) for frame in reversed(described.stack[-FRAMES:])
     )

@@ -32,18 +32,6 @@ NO_GROUP = "it is in no process group"
 RETURNED = "it has returned"
 """Why those of a rank whose function has returned are not."""
 
-DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-}
-"""The recorder's names of types, where they are not PyTorch's in other case."""
-
 
 class Collectives(NamedTuple):
     """Which collectives a rank has called, as it answers when it is asked."""
@@ -126,7 +114,8 @@ def _call(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _dtype(name: str) -> str:
-    return DTYPES.get(name, name.lower())
+    """Return "float32" for the recorder's "Float"."""
+    return str(getattr(torch, name.lower(), name.lower())).removeprefix("torch.")
 
 
 def groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:

@@ -118,8 +118,8 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
         The main thread's frames, most recent first, if they are too many for `faulthandler`, and those of another
         thread that waits for other ranks; either is empty if there is none.
     """
-    main, frames = threading.main_thread().ident, _frames_of_threads()
-    deep = [each for ident, frame in frames.items() if ident == main for each in _named(frame)]
+    main, frames = threading.main_thread().ident or 0, _frames_of_threads()
+    deep = _named(frames[main])
     deep = deep[:KEPT] + deep[-KEPT:] if len(deep) > DEEPEST else []
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
     for ident, frame in frames.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import os
 import select
 import signal
@@ -80,8 +79,8 @@ class Linux(System):
 
     def give_memory_back(self) -> None:
         """Give the system back what was freed; by itself glibc keeps it for later. musl has no such call."""
-        if (trim := _malloc_trim()) is not None:
-            trim(0)
+        with contextlib.suppress(AttributeError):
+            _libc.malloc_trim(0)
 
     # What a process may have; files and sockets
 
@@ -122,12 +121,6 @@ class Linux(System):
                     sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
                     total += sent - again
         return total
-
-
-@functools.cache
-def _malloc_trim() -> ctypes._CFuncPtr | None:  # type: ignore[name-defined]
-    """Return glibc's, where the C library is that: https://man7.org/linux/man-pages/man3/malloc_trim.3.html."""
-    return getattr(_libc, "malloc_trim", None)
 
 
 def _read(path: str) -> str:

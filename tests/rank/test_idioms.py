@@ -239,7 +239,6 @@ def test_on_gpus_a_script_has_the_limit_that_pytorch_gives_it_unless_the_launch_
             {"store": dist.HashStore(), "rank": 1, "world_size": 2},
             "in which world_size is 2, but it was launched with 4",
         ),
-        ({"backend": "nccl"}, "rank 1 asks for a process group with nccl, but labkit.launch has made one with gloo"),
     ],
 )
 def test_another_group_than_there_is_is_refused_with_both(within, ask, said):

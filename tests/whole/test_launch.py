@@ -194,17 +194,6 @@ def test_a_bad_argument_is_refused_before_any_process(arguments, options, kind, 
         labkit.launch(*arguments, **options)
 
 
-@pytest.mark.spawns
-def test_a_gpu_that_has_gone_since_the_notebook_counted_is_told_by_rank(monkeypatch):
-    counted = torch.cuda.is_available() + 7
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
-    said = (
-        r"rank \d failed while starting: RuntimeError: rank \d finds \d GPUs where the notebook found \d: .*restart the"
-    )
-    with pytest.raises(labkit.WorkerFailed, match=said):
-        labkit.launch(workloads.fit, world_size=4, backend="gloo", live=False)
-
-
 def deal_out(worker, samples):
     """Train on a data set that may be too small for all ranks."""
     sampler = torch.utils.data.DistributedSampler(range(samples), drop_last=True)

@@ -18,7 +18,6 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -45,8 +44,6 @@ class _Within:
     """Whether its group stays from cell to cell."""
     rank: int
     world_size: int
-    has_gpus: bool
-    """Whether ranks may compute on GPUs."""
     has_limit: bool = False
     """Whether the launch says how long a collective may take."""
     environment: list[str | None] = field(default_factory=_meeting_place)
@@ -72,9 +69,8 @@ class ReuseProcessGroup(RankHook):
         # By this variable every rank would join the store at MASTER_PORT, and none open it: also at a port that the
         # script has chosen, and in processes that it starts, whose world is another.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        has_gpus = job.cuda_devices != 0 and torch.cuda.is_available()
         rank, has_limit = int(os.environ["RANK"]), job.pg_timeout_s is not None
-        _within = _Within(channel.store, job.group is not None, rank, job.world_size, has_gpus, has_limit)
+        _within = _Within(channel.store, job.group is not None, rank, job.world_size, has_limit)
         if dist.init_process_group is not _init_as_under_torchrun:
             _put_in_place()
         if job.pg_timeout_s is not None:  # not in joining: the ranks of a cluster may begin minutes apart
@@ -120,7 +116,7 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
         return _init_process_group(**{**asked, "rank": within.rank, "world_size": within.world_size, **wanted})
     if not is_first and not within.in_cells:
         return _init_process_group(*args, **options)  # a second time, which is an error
-    _check(asked.get("backend"), wanted, within)
+    _check(wanted, within)
     if asked.get("timeout") is not None:
         process_group.set_timeout(asked["timeout"])
     elif is_nccl(dist.get_backend()) and not within.has_limit:
@@ -128,20 +124,8 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     return None
 
 
-def _libraries(backend: str) -> set[str]:
-    """Return what a backend is made of: "nccl", or by device "cpu:gloo,cuda:nccl"."""
-    return {part.rpartition(":")[2] for part in backend.lower().split(",")}
-
-
-def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
-    rank, there = within.rank, dist.get_backend()
-    missing = set() if backend is None else _libraries(str(backend)) - _libraries(there)
-    # Where no rank has a GPU, what a script wants for CUDA tensors besides is never used.
-    if missing and (within.has_gpus or missing == _libraries(str(backend))):
-        raise ValueError(
-            f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: write "
-            f"{there!r}, or launch(…, backend={str(backend)!r})"
-        )
+def _check(wanted: dict[str, int], within: _Within) -> None:
+    rank = within.rank
     for name, here in (("world_size", within.world_size), ("rank", rank)):
         if wanted.get(name, here) != here:
             raise ValueError(
