@@ -1,7 +1,7 @@
 """What a spawned process runs before anything else: it ends with the process that spawned it, imports without looking
 for garbage, and its threads yield.
 
-Until it has begun a session (`signals`), before which it starts nothing itself.
+What it starts ends with it, too, from `signals.handle_signals` on; before that it starts nothing.
 """
 
 import gc

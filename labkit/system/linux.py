@@ -48,9 +48,10 @@ class Linux(System):
     def begin_session(self, lifeline: int) -> None:
         """Begin a session, in which whatever this process starts is, too."""
         super().begin_session(lifeline)
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        with contextlib.suppress(OSError):  # a sandbox may lack it; then a rank ends as it reads of its pipe's end
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         _libc.prctl(PR_SET_PDEATHSIG, 0)
         if select.select([lifeline], [], [], 0)[0]:  # it has closed already
             self.end_session(os.getpid())
