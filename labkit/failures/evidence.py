@@ -42,16 +42,6 @@ WATCHDOG_CALL = re.compile(
 WATCHDOG_GROUP = re.compile(r"PG GUID (?P<group>\w+)\((?P<description>[^)]*)\)[^\n]*Watchdog caught")
 """The call in which it waited, and its group, which only some of the lines name."""
 
-KINDS = {
-    "ALLREDUCE": "all_reduce",
-    "ALLGATHER": "all_gather",
-    "_ALLGATHER_BASE": "all_gather_base",
-    "REDUCE_SCATTER": "reduce_scatter",
-    "_REDUCE_SCATTER_BASE": "reduce_scatter_base",
-    "ALLTOALL": "all_to_all",
-}
-"""The watchdog's names of calls, where they are not those of `torch.distributed` in upper case."""
-
 ABORTED = host.aborted_codes
 
 
@@ -98,11 +88,11 @@ def watchdog_call(rank: RankFacts) -> tuple[str, str, int, str] | None:
     """Return the call in which NCCL's watchdog found a rank, or None.
 
     Returns:
-        The name and description of the group, the number of the call in it, counted from 1, and its kind.
+        The name and description of the group, the number of the call in it, counted from 1, and its kind: "ALLREDUCE".
     """
     call = WATCHDOG_CALL.search(rank.output_end) if was_aborted_by_watchdog(rank) else None
     if call is None:
         return None
     group = WATCHDOG_GROUP.search(rank.output_end)
     name, description = (group["group"], group["description"]) if group else ("0", "default_pg")
-    return name, description, int(call["number"]), KINDS.get(call["kind"], call["kind"].lower())
+    return name, description, int(call["number"]), call["kind"]

@@ -16,15 +16,6 @@ NATIVE_SOURCE = re.compile(r"\[(?:/|\.\.|[A-Za-z]:)[^\]]*\] ")
 """Where in a library's C++ an error was raised, which does not belong into a summary."""
 
 
-class Left(NamedTuple):
-    """A rank has called `destroy_process_group`."""
-
-    frames: tuple[tuple[str, int, str], ...]
-    """(file, line, function) of the call, most recent first."""
-    place: str = ""
-    """The user's line: "Cell In[3], line 5"."""
-
-
 @dataclass
 class RankFacts:
     """What is known of one rank that bears on which rank failed first."""
@@ -54,8 +45,8 @@ class RankFacts:
     """The last lines that the rank printed."""
     crash: str = ""
     """What `faulthandler` wrote after that, when native code ended the process."""
-    left: Left | None = None
-    """How it left its process group, if it did so while its function went on."""
+    left: str = ""
+    """The call by which it left its process group while its function went on: "destroy_process_group at …"."""
     stack: Any = None
     """The `RankStack` of the rank when it failed or crashed; None if it is not known."""
 
@@ -86,8 +77,6 @@ class Diagnosis(NamedTuple):
         )
 
 
-Finding = tuple[int, str, str, str]
-"""A better explanation than that a rank failed: the rank to blame, headline, cause, and help page."""
-
-Explanation = Callable[[RankFacts, str, list[RankFacts]], Finding | None]
-"""Returns one, or None, given the rank that seems to have failed first, its cause, and all ranks."""
+Explanation = Callable[[RankFacts, str, list[RankFacts]], Diagnosis | None]
+"""Returns a better explanation of a failure, or None, given the rank that seems to have failed first, its cause, and
+all ranks. What became of the others is filled in afterwards."""

@@ -42,9 +42,8 @@ def diagnose(ranks: list[RankFacts], explain: Explanation = ledger.explain) -> D
         explain: Looks for a better explanation than the rank's own report, in what is known of the ranks' collectives.
     """
     culprit, headline, cause, page = _first_to_fail(ranks)
-    own = culprit.rank, headline, cause, page
-    blamed, headline, cause, page = explain(culprit, cause, ranks) or own
-    return Diagnosis(blamed, headline, cause, others(ranks, blamed), page)
+    found = explain(culprit, cause, ranks) or Diagnosis(culprit.rank, headline, cause, [], page)
+    return found._replace(others=others(ranks, found.rank))
 
 
 def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:

@@ -1,15 +1,17 @@
-"""The ledger of ends and waits: which ranks can no longer be met, and which rank others waited for."""
+"""Which rank was missed: the ledger of ends and waits, and what collectives reveal about a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
-from labkit.failures.facts import Finding, RankFacts
-from labkit.failures.grouping import rank_list
+from labkit.failures.facts import Diagnosis, RankFacts
+from labkit.failures.grouping import alike, rank_list
 from labkit.failures.known_errors import recognise
-from labkit.failures.missed import SAME_ORDER, Call, Group, RankCalls, groups_of
+from labkit.failures.missed import SILENT, Call, Comparison, Group, RankCalls, Wait
+from labkit.failures.stacks import Stacks
 from labkit.rank.recorder import Collectives
 
 # The problem: one rank does not come to a collective, and only the ranks that wait for it report anything. gloo over
@@ -35,30 +37,19 @@ CONFIRM_S = 0.5
 GONE = ("left", "returned", "failed", "ended")
 """How a rank can have gone, those first that are blamed before others."""
 
+MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
+"""How gloo reports that ranks met in different collectives, or with tensors of different sizes."""
 
-class Wait(NamedTuple):
-    """The call in which a rank waits, or waited until it gave up."""
+SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""How gloo reports that a message has more bytes than the receiver's tensor."""
 
-    title: str
-    """ "barrier #2", "recv"."""
-    details: tuple[str, ...]
-    """ "float32 [4]"; the group, unless it is the default one."""
-    absent: tuple[int, ...]
-    """The ranks that have not come to it, whether they still can or not."""
-    late: Mapping[int, float]
-    """The ranks that came too late, and how many seconds after the first."""
-    peer: int | None = None
-    """The rank that it sends to or receives from, if it is not a collective."""
+FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+)
+"""How a group under TORCH_DISTRIBUTED_DEBUG=DETAIL reports what each of two ranks was about to call, counted from 0."""
 
-    @property
-    def has_unknown_peer(self) -> bool:
-        """Whether it is a send or a receive whose other rank is unknown: NCCL's watchdog does not name it."""
-        return self.peer is None and self.title.partition(" ")[0] in ("send", "recv")
-
-    @property
-    def in_words(self) -> str:
-        """ "barrier #2 (group of ranks 0 and 1)"."""
-        return f"{self.title} ({', '.join(self.details)})" if self.details else self.title
+LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
+"""How rank 0 reports which rank did not come to `dist.monitored_barrier`; the first of several."""
 
 
 def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, str]:
@@ -73,7 +64,7 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
         if rank.returned:
             if rank.returned_s <= by_s:
                 found[rank.rank] = "returned"
-        elif rank.left is not None:
+        elif rank.left:
             found[rank.rank] = "left"
         elif rank.failure is not None:
             found[rank.rank] = "failed"
@@ -85,25 +76,27 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
 # A run that goes on
 
 
-def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | None:
+def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Diagnosis | None:
     """Return the rank that others wait for and that can never come, and the message; None if they may go on."""
-    known, how = _Known(ranks, calls), gone(ranks)
+    compared, how = Comparison(calls), gone(ranks)
     found: dict[int, Wait] = {}
     for own in calls:
         if own.is_blocked and own.rank not in how:
-            waits = (wait._replace(absent=tuple(r for r in wait.absent if r in how)) for wait in known.waits(own))
-            if wait := next((wait for wait in waits if wait.absent), None):
-                found[own.rank] = wait
+            for wait in compared.waits(own.rank):
+                # Nothing tells whether a rank has come to a send or a receive: a message may be on its way.
+                never = tuple(r for r in wait.absent if r in how and (wait.call is None or compared.is_known(r)))
+                if never:
+                    found.setdefault(own.rank, wait._replace(absent=never))
     if not found:
         return None
     wait = found[min(found)]
-    victims = sorted(rank for rank, other in found.items() if (other.absent, other.title) == (wait.absent, wait.title))
-    stood = "\n\n".join(f"rank {rank} {known.calls[rank].doing}" for rank in victims)
+    victims = sorted(rank for rank, other in found.items() if other._replace(call=wait.call) == wait)
+    stood = "\n\n".join(f"rank {rank} {compared.ranks[rank].doing}" for rank in victims)
     cause = (
         f"{rank_list(victims).capitalize()} would have waited indefinitely: no error was reported, for not every "
         f"transport tells a rank that another has gone. Where they waited:\n\n{stood}"
     )
-    return known.gone(wait, how, victims, cause)
+    return _blame_gone(ranks, wait, how, victims, cause)
 
 
 # A run that has failed
@@ -111,157 +104,173 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
 
 def explain(
     culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls] = ()
-) -> Finding | None:
-    """Return the rank that was not there, if a failure only says that some rank was not; else None."""
+) -> Diagnosis | None:
+    """Return a better explanation of a failure, if collectives give one; else None.
+
+    Args:
+        culprit: The rank that seems to have failed first.
+        cause: Its traceback.
+        ranks: What is known of every rank.
+        calls: The collectives of every rank that has reported them.
+    """
+    return (
+        _met_in_different_collectives(culprit, cause, ranks, calls)
+        or _compared_in_detail(cause, ranks)
+        or _missed_a_monitored_barrier(culprit, cause)
+        or _was_missed(culprit, cause, ranks, calls)
+    )
+
+
+def _met_in_different_collectives(
+    culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]
+) -> Diagnosis | None:
+    """Return the outlier, and the collectives in which ranks met that do not match."""
+    said = culprit.failure.summary if culprit.failure else culprit.output_end
+    difference = Comparison(calls).difference()
+    if not (MISMATCH.search(said) or (difference and difference.at == _lost_another_in(culprit, calls))):
+        return None
+    met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # a rank outside the function has not come yet
+    place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
+    blamed, *_ = (difference.blamed if difference else []) or met.outliers or [culprit.rank]
+    if (sizes := SIZES.search(said)) and place.startswith("in recv "):
+        blamed = culprit.rank
+        headline = f"rank {blamed} got {int(sizes[1]):,} bytes {place}, and its tensor has {int(sizes[2]):,}: "
+        headline += "sender and receiver must agree on shape and type"
+    elif difference:
+        headline = difference.text
+    elif len({stack.in_words for stack in met}) > 1:
+        headline = f"ranks met in different collectives: {met.in_words}"
+    else:
+        blamed = culprit.rank
+        headline = f"ranks met {place} with tensors of different sizes; rank {blamed} noticed"
+    others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
+    return Diagnosis(blamed, headline, "\n\n".join([*others, cause]), [], "different_collectives")
+
+
+def _lost_another_in(culprit: RankFacts, calls: Sequence[RankCalls]) -> tuple[str, int] | None:
+    """Return the group and the number of the call in which a rank lost another.
+
+    gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
+    where it has what it needs for its own call, it returns and says nothing.
+    """
+    last = next((each.calls[-1] for each in calls if each.rank == culprit.rank and each.calls), None)
+    return (last.group, last.number) if last and is_only_evidence(culprit) else None
+
+
+def _compared_in_detail(cause: str, ranks: Sequence[RankFacts]) -> Diagnosis | None:
+    """Blame the fewest ranks among those that were about to call different collectives, as PyTorch compared them."""
+    said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
+    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
+    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
+    if len(groups) < 2:
+        return None
+    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    headline = f"ranks met in different collectives: {where}"
+    return Diagnosis(groups[0][0][0], headline, cause, [], "different_collectives")
+
+
+def _missed_a_monitored_barrier(culprit: RankFacts, cause: str) -> Diagnosis | None:
+    late = LATE.search(culprit.failure.summary) if culprit.failure else None
+    if late is None:
+        return None
+    headline = f"rank {late[1]} did not come to monitored_barrier within {int(late[2]) / 1000:g} s"
+    return Diagnosis(int(late[1]), headline, cause, [], "hang")
+
+
+def _was_missed(
+    culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]
+) -> Diagnosis | None:
+    """Return the rank that was not there, if a failure only says that some rank was not: follow who waits for whom."""
     if not is_only_evidence(culprit):
         return None
-    known = _Known(ranks, _with_watchdog(ranks, calls))
+    known, met = _Waits(ranks, calls), f"What rank {culprit.rank} met:\n\n{cause}"
     victim, seen = culprit, [culprit.rank]
     while True:
-        limit = limit_s(victim)
+        wait, limit = known.wait_of(victim.rank), limit_s(victim)
         how = gone(ranks, victim.failure.time_s if limit is not None and victim.failure else float("inf"))
-        wait = known.given_up(victim)
-        met = f"What rank {victim.rank} met:\n\n{cause}"
-        free = [r for r in wait.absent if limit is not None and not known.waits_too(r)]
-        at_work = [r for r in free if r not in how]
-        missing = {r: how[r] for r in wait.absent if how.get(r) in ("left", "returned")}
-        if wait.has_unknown_peer and at_work:
-            missing, free = {}, at_work  # a rank that has returned has most likely done its part
-        if missing:
-            return known.gone(wait, missing, [victim.rank], met)
+        if wait.in_words.startswith(("SEND", "RECV")):  # NCCL names no peer; one that has gone has most likely done it
+            wait = wait._replace(absent=tuple(r for r in wait.absent if r not in how) or wait.absent)
+        if any(how.get(r) in ("left", "returned") for r in wait.absent):
+            return _blame_gone(ranks, wait, how, [victim.rank], met)
         if limit is None:
             return None
-        if blamed := free or sorted(wait.late, key=lambda r: -wait.late[r])[:1]:
-            where = [str(stack) for r in blamed if (stack := known.facts[r].stack)]
-            page = recognise(victim) or "hang"
-            return blamed[0], known.was_late(blamed, limit, victim, wait), "\n\n".join([*where, met]), page
+        if late := known.late(wait, limit):
+            where = [str(stack) for rank in late if (stack := known.facts[rank].stack)]
+            headline = f"{rank_list([*late])} did not come to {wait.in_words} within {limit:g} s, "
+            headline += "; ".join([known.where_waited(victim.rank), *filter(None, late.values())])
+            return Diagnosis(min(late), headline, "\n\n".join([*where, met]), [], recognise(victim) or "hang")
         if not wait.absent:
             return None
         if wait.absent[0] in seen:
-            circle = sorted(seen[seen.index(wait.absent[0]) :])
-            met = f"What rank {culprit.rank} met:\n\n{cause}"
-            return culprit.rank, known.circle(circle), met, "different_collectives"
+            found = known.compared.not_entered()
+            blamed = [*found.blamed, culprit.rank] if found else []
+            return Diagnosis(blamed[0], found.text, met, [], "different_collectives") if found else None
         victim = known.facts[wait.absent[0]]
         seen.append(victim.rank)
 
 
-class _Known:
-    """All that is known of the ranks and of their calls."""
+class _Waits:
+    """Who waited for whom when a run failed."""
 
     def __init__(self, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> None:
         self.facts = {rank.rank: rank for rank in ranks}
-        self.calls = {each.rank: each for each in calls}
-        self.groups = groups_of(calls)
+        self.compared = Comparison(_as_they_gave_up(ranks, calls))
 
-    def waits(self, own: RankCalls) -> list[Wait]:
-        """Return what blocks a rank: its calls that have not finished, or the rank that it sends to or receives from.
+    def wait_of(self, rank: int) -> Wait:
+        """Return for whom a rank waits, or waited until it gave up: all that have gone, where its call is not known."""
+        has_gone = gone([*self.facts.values()]) if is_only_evidence(self.facts[rank]) else {}
+        unknown = Wait("a collective", tuple(other for other in has_gone if other != rank))
+        return next(iter(self.compared.waits(rank)), unknown)
 
-        A rank counts as absent only if it is known not to have come.
+    def late(self, wait: Wait, limit: float) -> dict[int, str]:
+        """Return the ranks that kept others waiting for so many seconds, and what each was doing meanwhile.
+
+        They are those that have not come, unless they wait themselves, or else the one that came last.
         """
-        if own.said is not None and own.said.transfer is not None:
-            return [_transfer(own)]
-        waits = [
-            self._in_call(own.rank, call, None) for call in own.calls if not call.done and call.group in self.groups
-        ]
-        unknown = {each.rank for each in self.calls.values() if not each.is_known}
-        return [wait._replace(absent=tuple(r for r in wait.absent if r not in unknown)) for wait in waits]
+        free = {rank: self.facts[rank].stack for rank in wait.absent if not self.wait_of(rank).absent}
+        if free or wait.call is None:
+            return {rank: f"rank {rank} {stack.in_words}" if stack else "" for rank, stack in free.items()}
+        after_s, rank = max(self.compared.came_after_s(wait.call))
+        return {rank: f"rank {rank} came {after_s:.1f} s after it"} if after_s > 0.95 * limit else {}
 
-    def given_up(self, victim: RankFacts) -> Wait:
-        """Return the call in which a rank gave up, because another rank was not there."""
-        own = self.calls.get(victim.rank)
-        if own and own.said and own.said.transfer is not None:
-            return _transfer(own)
-        calls = own.calls if own else []
-        pending = [call for call in calls if not call.done][:1] if victim.failure is None else calls[-1:]
-        if not pending or pending[0].group not in self.groups:
-            return Wait("a collective", (), tuple(r for r in gone([*self.facts.values()]) if r != victim.rank), {})
-        return self._in_call(victim.rank, pending[0], limit_s(victim))
-
-    def waits_too(self, number: int) -> bool:
-        """Return whether a rank that did not come to a call was itself waiting in another, for one that was absent."""
-        rank, own = self.facts[number], self.calls.get(number)
-        is_in_one = own and own.said and (own.said.transfer is not None or not all(call.done for call in own.calls))
-        return bool(is_in_one or is_only_evidence(rank)) and bool(self.given_up(rank).absent)
-
-    def _in_call(self, rank: int, call: Call, limit: float | None) -> Wait:
-        """Return a call of a group with the members that did not come to it, or only after its time limit."""
-        group = self.groups[call.group]
-        absent: list[int] = []
-        late: dict[int, float] = {}
-        for member in group.ranks:
-            if member == rank:
-                continue
-            own = self.calls[member].in_group(group.name) if member in self.calls else {}
-            if max(own, default=0) < call.number:
-                absent.append(member)
-            elif limit and call.number in own and call.began_s:
-                after_s = own[call.number].began_s - call.began_s
-                late |= {member: after_s} if after_s > 0.95 * limit else {}
-        details = (call.content, "" if group.description == "default_pg" else str(group))
-        return Wait(call.title, tuple(filter(None, details)), tuple(absent), late)
-
-    # In words
-
-    def gone(self, wait: Wait, how: Mapping[int, str], victims: list[int], cause: str) -> Finding:
-        """Blame those that can never come: of several those that left, or else returned, failed or ended."""
-        kind = min((how[rank] for rank in wait.absent if rank in how), key=GONE.index)
-        blamed = [rank for rank in wait.absent if how.get(rank) == kind]
-        who, it, its = rank_list(blamed), *(("it", "its") if len(blamed) == 1 else ("them", "their"))
-        how_so = "with" if wait.peer is None else "from" if wait.title == "recv" else "to"
-        others = f"{rank_list(victims)} {'was' if len(victims) == 1 else 'were'}"
-        doing = f"{others} still in {wait.in_words} {how_so} {it}"
-        headline = f"{who} {kind} while {doing}: every rank must take part in the same collectives"
-        if left := self.facts[blamed[0]].left if kind == "left" else None:
-            place = f"destroy_process_group at {left.place}" if left.place else "destroy_process_group"
-            headline = f"{who} left {its} process group ({place}) while {doing}"
-        return blamed[0], headline, cause, "returned_early"
-
-    def was_late(self, blamed: list[int], limit: float, victim: RankFacts, wait: Wait) -> str:
-        """Blame those that did not come in time."""
-        at = victim.stack or self.calls.get(victim.rank)
-        place = at.place if at else ""
-        waited = f"where rank {victim.rank} waited{f' at {place}' if place else ''}"
-        headline = f"{rank_list(blamed)} did not come to {wait.in_words} within {limit:g} s, {waited}"
-        if wait.peer is not None:
-            verb = "send to" if wait.title == "recv" else "receive from"
-            headline = (
-                f"{rank_list(blamed)} did not {verb} rank {victim.rank} within {limit:g} s: {wait.in_words}, {waited}"
-            )
-        for rank in blamed:
-            if rank in wait.late:
-                headline += f"; rank {rank} came {wait.late[rank]:.1f} s after it"
-            elif stack := self.facts[rank].stack:
-                headline += f"; rank {rank} {stack.in_words}"
-        return headline
-
-    def circle(self, ranks: list[int]) -> str:
-        """Say in which calls ranks waited for each other."""
-        waits = {rank: self.given_up(self.facts[rank]) for rank in ranks}
-        each = ", ".join(f"rank {rank} in {wait.in_words}" for rank, wait in waits.items())
-        hint = f": {SAME_ORDER}" if len({wait.details[-1:] for wait in waits.values()}) > 1 else ""
-        return f"{rank_list(ranks)} waited for each other, {each}{hint}"
+    def where_waited(self, rank: int) -> str:
+        """Return at which line a rank waited."""
+        place = self.compared.ranks[rank].place
+        return f"where rank {rank} waited" + (f" at {place}" if place else "")
 
 
-def _transfer(own: RankCalls) -> Wait:
-    assert own.said is not None
-    assert own.said.transfer is not None
-    how, peer, *_ = own.said.transfer
-    return Wait(how, (own.transferred,), (peer,) if peer >= 0 else (), {}, peer if peer >= 0 else None)
+def _as_they_gave_up(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Iterator[RankCalls]:
+    """Yield each rank's calls when it gave up: it is in the last one still, though its recorder may say that it ended.
 
-
-def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> list[RankCalls]:
-    """Add the calls of ranks that NCCL's watchdog has aborted, from what it wrote: they cannot answer any more."""
-    by_rank = {each.rank: each for each in calls}
-    known = groups_of(calls)
-    told = {each.rank: [name for name, *_ in each.said.groups] for each in calls if each.said and each.said.groups}
+    A rank that NCCL's watchdog has aborted cannot answer any more: the watchdog has written in which call it was.
+    """
+    by_rank, groups = {each.rank: each for each in calls}, Comparison(calls).groups
     for rank in ranks:
+        own = by_rank.get(rank.rank) or RankCalls(rank.rank, Collectives(rank.rank, unknown=SILENT))
         found = watchdog_call(rank)
-        before = by_rank.get(rank.rank)
-        if found is None or (before is not None and before.calls):
-            continue
-        group, description, number, kind = found
-        members = tuple(r.rank for r in ranks if r is rank or group in told.get(r.rank, [group]))
-        name, description, members, _ = known.get(group) or Group(group, description, members)
-        said = Collectives(rank.rank, ((group, number, kind, (), "", False),), ((name, description, members),))
-        by_rank[rank.rank] = RankCalls(rank.rank, said, before.place if before else "")
-    return list(by_rank.values())
+        if own.calls and is_only_evidence(rank) and all(call.done for call in own.calls):
+            *before, last = own.calls
+            own = replace(own, said=own.said._replace(calls=(*before, last._replace(done=False))))
+        elif found and not own.calls:
+            group, description, number, kind = found
+            told = {each.rank: {name for name, *_ in each.said.groups} for each in calls if each.said.groups}
+            members = tuple(r.rank for r in ranks if r is rank or group in told.get(r.rank, {group}))
+            call, known = Call(group, number, kind, (), "", False), groups.get(group)
+            own = replace(own, said=Collectives(rank.rank, (call,), (known or Group(group, description, members),)))
+        yield own
+
+
+def _blame_gone(
+    ranks: Sequence[RankFacts], wait: Wait, how: Mapping[int, str], victims: list[int], cause: str
+) -> Diagnosis:
+    """Blame those that can never come: of several those that left, or else returned, failed or ended."""
+    kind = min((how[rank] for rank in wait.absent if rank in how), key=GONE.index)
+    blamed = [rank for rank in wait.absent if how.get(rank) == kind]
+    (left,) = {rank.left for rank in ranks if rank.rank == blamed[0]}
+    verb = f"left the process group ({left})" if kind == "left" else kind
+    were, them = "was" if len(victims) == 1 else "were", "it" if len(blamed) == 1 else "them"
+    headline = (
+        f"{rank_list(blamed)} {verb} while {rank_list(victims)} {were} still in {wait.in_words} with {them}: "
+        "every rank must take part in the same collectives"
+    )
+    return Diagnosis(blamed[0], headline, cause, [], "returned_early")

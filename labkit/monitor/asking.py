@@ -6,11 +6,11 @@ import pickle
 import time
 from collections.abc import Generator, Iterator
 
-from labkit.failures import ledger, mismatch
+from labkit.failures import ledger
 from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
-from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
-from labkit.failures.missed import NOTHING_MISSED, Call, Missed, RankCalls, find, groups_of
+from labkit.failures.facts import Diagnosis, RankFacts
+from labkit.failures.missed import NOTHING_MISSED, SILENT, Call, Comparison, Missed, RankCalls, find
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
 from labkit.protocol.events import Answered, Attached, Event, Failure, Log, Output, Stack, Started
@@ -75,8 +75,8 @@ class Asking(RunObserver):
         self._why_asked_s: float | None = None
         self._threads: dict[int, tuple[list[Frame], list[Frame]]] = {}
         """The main thread's frames if they are too many for `_texts`, and another's that waits for ranks; by rank."""
-        self._left: dict[int, tuple[Left, Collectives | None]] = {}
-        """Ranks that have left their process group, and what they had called by then."""
+        self._left: dict[int, tuple[str, Collectives | None]] = {}
+        """Ranks that have left their process group: the call by which they did, and what they had called by then."""
         self._heard_s: dict[int, float] = {}
         """When each rank last began, logged or printed."""
         self._silent_s = 0.0
@@ -101,9 +101,10 @@ class Asking(RunObserver):
             deep, other = pickle.loads(event.blob)
             self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]
         if isinstance(event, Attached) and event.kind == LEFT:
-            frames = tuple(pickle.loads(event.blob))
-            place = RankStack(event.rank, [Frame(*at) for at in frames], self.run.cells).place
-            self._left[event.rank] = Left(frames, place), self._said.get(event.rank)
+            frames = [Frame(*at) for at in pickle.loads(event.blob)]
+            place = RankStack(event.rank, frames, self.run.cells).place
+            call = f"destroy_process_group at {place}" if place else "destroy_process_group"
+            self._left[event.rank] = call, self._said.get(event.rank)
         if isinstance(event, (Started, Log, Output)):
             self._heard_s[event.rank] = time.monotonic()
         if isinstance(event, Stack):
@@ -188,11 +189,11 @@ class Asking(RunObserver):
         self.ask_and_wait()
         with self.run.lock:
             calls = [each for each in self._calls(self._places()) if each.rank in self._at_work()]
-        groups = groups_of(calls)
+        compared = Comparison(calls)
 
         def may_wait(each: RankCalls) -> bool:
-            pending = [call for call in each.calls if not call.done and call.group in groups]
-            return each.is_blocked and (not pending or any(rank in groups[call.group].ranks for call in pending))
+            waits = compared.waits(each.rank)
+            return each.is_blocked and (not waits or any(rank in wait.absent for wait in waits))
 
         return bool(calls) and all(map(may_wait, calls))
 
@@ -209,9 +210,12 @@ class Asking(RunObserver):
 
     def _calls(self, places: Stacks) -> list[RankCalls]:
         return [
-            RankCalls(at.rank, self.last_said(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
+            RankCalls(at.rank, self._calls_of(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
             for at in places
         ]
+
+    def _calls_of(self, rank: int) -> Collectives:
+        return self.last_said(rank) or Collectives(rank, unknown=SILENT)
 
     def last_said(self, rank: int) -> Collectives | None:
         """Return a rank's newest answer about its calls; if it has left its group, the one that it sent then."""
@@ -226,7 +230,7 @@ class Asking(RunObserver):
         for rank in ranks:
             said = self._said.get(rank.rank)
             is_out = said is None or said.unknown == NO_GROUP or said is self._left.get(rank.rank, (None, None))[1]
-            rank.left = self._left[rank.rank][0] if rank.rank in self._left and is_out else None
+            rank.left = self._left[rank.rank][0] if rank.rank in self._left and is_out else ""
 
     def _places(self) -> Stacks:
         found, devices = Stacks(), self.run.devices
@@ -278,10 +282,10 @@ class Asking(RunObserver):
                 frames = frames or parse(text)
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
-    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Diagnosis | None:
         """Return a better explanation of a failure: collectives that do not match, or one that was missed."""
-        calls = [RankCalls(r.rank, self.last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
-        return mismatch.explain(culprit, cause, ranks, calls)
+        calls = [RankCalls(r.rank, self._calls_of(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        return ledger.explain(culprit, cause, ranks, calls)
 
     # Asking though you have not
 
@@ -344,12 +348,11 @@ class Asking(RunObserver):
         if again is None or again[:2] != found[:2]:
             return
         if self._is_cell:  # its ranks keep what they hold; the user may interrupt it
-            self._stuck_notice = again[1]
+            self._stuck_notice = again.headline
         else:
-            rank, headline, cause, page = again
-            self.run._state.end_for(Diagnosis(rank, headline, cause, [], page), time.monotonic())
+            self.run._state.end_for(again, time.monotonic())
 
-    def _stuck(self) -> Generator[None, None, Finding | None]:
+    def _stuck(self) -> Generator[None, None, Diagnosis | None]:
         """Ask, and return the rank that others wait for and that can never come."""
         yield from self._answers()
         return None if self.run.stopping else ledger.stuck(self._facts(), self._calls(self._places()))

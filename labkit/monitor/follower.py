@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
-from labkit.failures.facts import Diagnosis, Finding, RankFacts
+from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
 from labkit.monitor.asking import Asking
 from labkit.monitor.observers import Observers
@@ -199,7 +199,7 @@ class Follower:
             self._pace_grace_s = STOP_STEPS * longest_s
         return self._engine.stop_grace_s + self._pace_grace_s
 
-    def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Diagnosis | None:
         """Return what the ranks' collectives say of a failure."""
         query = self._asking
         return self._observers.ask(query, lambda query: query.explain_failure(culprit, cause, ranks), None)

@@ -15,8 +15,7 @@ from labkit.engines.rendezvous import LocalRendezvous
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
-from labkit.failures.ledger import CONFIRM_S
-from labkit.failures.mismatch import MISMATCH
+from labkit.failures.ledger import CONFIRM_S, MISMATCH
 from labkit.failures.stacks import Stacks
 from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.failures.missed import Call, RankCalls, content, differing, find
+from labkit.failures.missed import SILENT, Call, Comparison, RankCalls, content, find
 from labkit.rank import recorder
 from labkit.rank.recorder import Collectives
 from labkit.system import host
@@ -39,7 +39,7 @@ def rank(number, *calls, doing="is in f at Cell In[3], line 9", place="Cell In[3
 
 
 def silent(number, doing="did not answer"):
-    return RankCalls(number, None, "", doing)
+    return RankCalls(number, Collectives(number, unknown=SILENT), "", doing)
 
 
 def waits(number, *calls, **rest):
@@ -51,101 +51,116 @@ CASES = {
     "one has not come": (
         [waits(0, BIG), rank(1, call(411, "broadcast")), waits(2, BIG)],
         [1],
-        "rank 1 has not entered all_reduce #412 (4 MiB float32 [1024, 1024], default group; ranks 0 and 2 wait in it "
-        "at Cell In[3], line 14); its last was broadcast #411, and it is in f at Cell In[3], line 9",
+        "rank 1 has not entered all_reduce #412 (4 MiB float32 [1024, 1024]); ranks 0 and 2 wait in it at "
+        "Cell In[3], line 14; rank 1 is in f at Cell In[3], line 9 (last entered: broadcast #411)",
     ),
     "one has never called any": (
         [waits(0, pending(1)), rank(1), waits(2, pending(1))],
         [1],
-        "rank 1 has not entered all_reduce #1 (float32 [1], default group; ranks 0 and 2 wait in it at "
-        "Cell In[3], line 14); it has called none, and it is in f at Cell In[3], line 9",
+        "rank 1 has not entered all_reduce #1 (float32 [1]); ranks 0 and 2 wait in it at Cell In[3], line 14; "
+        "rank 1 is in f at Cell In[3], line 9 (last entered: none)",
     ),
     "two have not come": (
         [waits(0, pending(5)), rank(1, call(4)), rank(2, call(3, "barrier"))],
         [1, 2],
-        "ranks 1 and 2 have not entered all_reduce #5 (float32 [1], default group; rank 0 waits in it at "
-        "Cell In[3], line 14); rank 1's last was all_reduce #4, and it is in f at Cell In[3], line 9; "
-        "rank 2's last was barrier #3, and it is in f at Cell In[3], line 9",
+        "ranks 1 and 2 have not entered all_reduce #5 (float32 [1]); rank 0 waits in it at Cell In[3], line 14; "
+        "rank 1 is in f at Cell In[3], line 9 (last entered: all_reduce #4); "
+        "rank 2 is in f at Cell In[3], line 9 (last entered: barrier #3)",
     ),
     "an asynchronous one is missed": (
         [waits(0, call(2), pending(3), pending(4)), rank(1, call(2)), waits(2, call(2), pending(3), pending(4))],
         [1],
-        "rank 1 has not entered all_reduce #3 (float32 [1], default group; ranks 0 and 2 wait in it at "
-        "Cell In[3], line 14); its last was all_reduce #2, and it is in f at Cell In[3], line 9",
+        "rank 1 has not entered all_reduce #3 (float32 [1]); ranks 0 and 2 wait in it at Cell In[3], line 14; "
+        "rank 1 is in f at Cell In[3], line 9 (last entered: all_reduce #2)",
     ),
     "kind against kind": (
         [waits(0, call(1), pending(2)), waits(1, call(1), pending(2, "barrier")), waits(2, call(1), pending(2))],
         [1],
-        "ranks differ in call #2 of the default group: rank 1 is in barrier #2 at Cell In[3], line 14; "
+        "ranks met in different collectives, call #2 of the default group: "
+        "rank 1 is in barrier #2 at Cell In[3], line 14; "
         "ranks 0 and 2 are in all_reduce #2 (float32 [1]) at Cell In[3], line 14",
     ),
     "shape against shape": (
         [waits(0, pending(7)), waits(1, pending(7, shape=(20,))), waits(2, pending(7))],
         [1],
-        "ranks differ in call #7 of the default group, by type or size: rank 1 is in all_reduce #7 (float32 [20]) at "
-        "Cell In[3], line 14; ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
+        "ranks met in all_reduce with tensors of different sizes or types, call #7 of the default group: "
+        "rank 1 is in all_reduce #7 (float32 [20]) at Cell In[3], line 14; "
+        "ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
     ),
     "type against type": (
         [waits(0, pending(7)), waits(1, pending(7, dtype="float64")), waits(2, pending(7))],
         [1],
-        "ranks differ in call #7 of the default group, by type or size: rank 1 is in all_reduce #7 (float64 [1]) at "
-        "Cell In[3], line 14; ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
+        "ranks met in all_reduce with tensors of different sizes or types, call #7 of the default group: "
+        "rank 1 is in all_reduce #7 (float64 [1]) at Cell In[3], line 14; "
+        "ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
     ),
     "order against order": (
         [waits(0, pending(1), pending(2, "broadcast")), waits(1, pending(1, "broadcast"), pending(2))],
         [],
-        "ranks differ in call #1 of the default group: rank 0 is in all_reduce #1 "
+        "ranks met in different collectives, call #1 of the default group: rank 0 is in all_reduce #1 "
         "(float32 [1]) at Cell In[3], line 14; rank 1 is in broadcast #1 (float32 [1]) at Cell In[3], line 14",
     ),
     "a group of some": (
         [rank(0), waits(1, pending(3, group="1")), rank(2, call(2, group="1"))],
         [2],
-        "rank 2 has not entered all_reduce #3 (float32 [1], group of ranks 1 and 2; rank 1 waits in it at "
-        "Cell In[3], line 14); its last was all_reduce #2, and it is in f at Cell In[3], line 9",
+        "rank 2 has not entered all_reduce #3 (float32 [1], group of ranks 1 and 2); rank 1 waits in it at "
+        "Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9 (last entered: all_reduce #2)",
     ),
     "two groups in different orders": (
         [waits(0, call(8), pending(9)), waits(1, call(8), pending(1, group="2")), waits(2, call(8), pending(9))],
         [1],
-        "rank 1 has not entered all_reduce #9 (float32 [1], default group; ranks 0 and 2 wait in it at "
-        "Cell In[3], line 14); its last was all_reduce #8, and it waits in all_reduce at Cell In[3], line 14 "
-        "(all_reduce #1); and ranks 0 and 2 have not entered all_reduce #1 (float32 [1], group 'metrics'; rank 1 waits "
-        "in it at Cell In[3], line 14); rank 0 has called none, and it waits in all_reduce at Cell In[3], line 14 "
-        "(all_reduce #9); rank 2 has called none, and it waits in all_reduce at Cell In[3], line 14 (all_reduce #9); "
+        "rank 1 has not entered all_reduce #9 (float32 [1]); ranks 0 and 2 wait in it at Cell In[3], line 14; "
+        "rank 1 waits in all_reduce at Cell In[3], line 14 (last entered: all_reduce #8); "
+        "and ranks 0 and 2 have not entered all_reduce #1 (float32 [1], group 'metrics'); rank 1 waits in it at "
+        "Cell In[3], line 14; rank 0 waits in all_reduce at Cell In[3], line 14 (last entered: none); "
+        "rank 2 waits in all_reduce at Cell In[3], line 14 (last entered: none); "
         "use groups in the same order on every rank",
+    ),
+    "two groups, and the rank that keeps both waiting is in no call": (
+        [
+            waits(0, pending(4)),
+            waits(1, call(3), pending(1, group="1")),
+            rank(2, call(3)),
+        ],
+        [2],
+        "ranks 1 and 2 have not entered all_reduce #4 (float32 [1]); rank 0 waits in it at Cell In[3], line 14; "
+        "rank 1 waits in all_reduce at Cell In[3], line 14 (last entered: all_reduce #3); "
+        "rank 2 is in f at Cell In[3], line 9 (last entered: all_reduce #3); "
+        "and rank 2 has not entered all_reduce #1 (float32 [1], group of ranks 1 and 2); rank 1 waits in it at "
+        "Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9 (last entered: none)",
     ),
     "a ring of receivers": (
         [rank(r, transfer=("recv", (r + 1) % 3, (4,), "float32")) for r in range(3)],
         [],
-        "ranks 0, 1 and 2 wait for each other in a ring, 0 → 1 → 2 → 0: rank 0 waits for float32 [4] from rank 1 at "
-        "Cell In[3], line 14; rank 1 waits for float32 [4] from rank 2 at Cell In[3], line 14; rank 2 waits for "
-        "float32 [4] from rank 0 at Cell In[3], line 14",
+        "ranks 0, 1 and 2 wait for each other: rank 0 waits in recv (float32 [4], from rank 1) at Cell In[3], line 14; "
+        "rank 1 waits in recv (float32 [4], from rank 2) at Cell In[3], line 14; "
+        "rank 2 waits in recv (float32 [4], from rank 0) at Cell In[3], line 14",
     ),
     "one receives from who does not send": (
         [rank(0, transfer=("recv", 1, (4,), "int64")), rank(1), rank(2)],
         [1],
-        "rank 0 waits for int64 [4] from rank 1 at Cell In[3], line 14; rank 1 is in f at Cell In[3], line 9",
+        "rank 0 waits in recv (int64 [4], from rank 1) at Cell In[3], line 14; rank 1 is in f at Cell In[3], line 9",
     ),
     "one sends to who does not receive": (
         [rank(0, transfer=("send", 2, (4,), "int64")), rank(1), rank(2)],
         [2],
-        "rank 0 waits to send int64 [4] to rank 2 at Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9",
+        "rank 0 waits in send (int64 [4], to rank 2) at Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9",
     ),
     "one receives while the other is in a collective": (
         [rank(0, call(1), transfer=("recv", 1, (4,), "int64")), waits(1, pending(2)), waits(2, pending(2))],
         [0],
-        "rank 0 has not entered all_reduce #2 (float32 [1], default group; ranks 1 and 2 wait in it at "
-        "Cell In[3], line 14); its last was all_reduce #1, and it waits for int64 [4] from rank 1 "
-        "at Cell In[3], line 14",
+        "rank 0 has not entered all_reduce #2 (float32 [1]); ranks 1 and 2 wait in it at Cell In[3], line 14; "
+        "rank 0 waits in recv (int64 [4], from rank 1) at Cell In[3], line 14 (last entered: all_reduce #1)",
     ),
     "one does not answer": (
         [waits(0, pending(2)), silent(1), waits(2, pending(2))],
         [1],
-        "ranks 0 and 2 are in all_reduce #2 (float32 [1], default group) at Cell In[3], line 14; rank 1 did not answer",
+        "ranks 0 and 2 are in all_reduce #2 (float32 [1]) at Cell In[3], line 14; rank 1 did not answer",
     ),
     "all have come": (
         [waits(0, pending(2)), waits(1, pending(2)), waits(2, pending(2))],
         [],
-        "ranks 0, 1 and 2 are in all_reduce #2 (float32 [1], default group) at Cell In[3], line 14; every rank of the "
+        "ranks 0, 1 and 2 are in all_reduce #2 (float32 [1]) at Cell In[3], line 14; every rank of the "
         "group has entered it: the transfer itself does not end",
     ),
     "nobody waits": ([rank(0, call(3)), rank(1, call(2)), rank(2, call(2))], [], ""),
@@ -194,7 +209,7 @@ def test_it_says_what_could_not_be_known(ranks, said):
 
 def test_where_a_rank_brings_nothing_by_right_sizes_are_not_compared():
     ranks = [rank(0, pending(1, "scatter", shape=(6,))), rank(1, pending(1, "scatter", shape=(0,)))]
-    assert differing(ranks) is None
+    assert Comparison(ranks).difference() is None
 
 
 @pytest.mark.parametrize(

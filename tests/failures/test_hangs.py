@@ -44,15 +44,16 @@ def missed(how):
     if how == "waits elsewhere":
         line = line_of("of rank 1 alone")
         return (
-            rf"ranks differ in call #2 of the default group: rank 1 is in barrier #2 at workloads.py, line {line}; "
+            "ranks met in different collectives, call #2 of the default group: "
+            rf"rank 1 is in barrier #2 at workloads.py, line {line}; "
             rf"ranks 0 and 2 are in all_reduce #2 \(float32 \[1\]\) at {IN_IT}"
         )
     if how in ("holds the lock", "is suspended"):  # and so cannot say which collectives it has called
-        said = rf"ranks 0 and 2 are in all_reduce #2 \(float32 \[1\], default group\) at {IN_IT}"
+        said = rf"ranks 0 and 2 are in all_reduce #2 \(float32 \[1\]\) at {IN_IT}"
         return f"{said}; rank 1 {ASTRAY[how]}"
     return (
-        rf"rank 1 has not entered all_reduce #2 \(float32 \[1\], default group; ranks 0 and 2 wait in it at {IN_IT}\); "
-        f"its last was all_reduce #1, and it {ASTRAY[how]}"
+        rf"rank 1 has not entered all_reduce #2 \(float32 \[1\]\); ranks 0 and 2 wait in it at {IN_IT}; "
+        rf"rank 1 {ASTRAY[how]} \(last entered: all_reduce #1\)"
     )
 
 

@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -162,8 +164,8 @@ ROWS = {
     ),
     "other collective": Row(
         other_collective,
-        r"ranks met in all_reduce with tensors of different sizes, call #6 of the default group: .*rank {rank} is in "
-        r"all_reduce #6 \(float32 \[100000\]\)|"
+        r"ranks met in all_reduce with tensors of different sizes or types, call #6 of the default group: .*"
+        r"rank {rank} is in all_reduce #6 \(float32 \[100000\]\)|"
         r"ranks met in different collectives: .*rank.* all_reduce at failures.py|"
         r"ranks met in all_reduce at failures.py, line \d+ with tensors of different sizes; rank \d noticed",
         "all_reduce",
@@ -189,13 +191,14 @@ ROWS = {
 }
 
 
-def work(worker, row, rank, bomb=None):
-    """Reduce a number each step; at step 5 one rank fails while the others wait for it."""
+def work(worker, row, rank, mark, bomb=None):
+    """Reduce a number each step; at step 5 one rank makes the file `mark`, and fails while the others wait for it."""
     total = torch.ones(1)
     for step in range(100):
         if step == 5 and worker.rank == rank and ROWS[row].fails is not None:
             time.sleep(0.2)  # a log call that follows another within 0.1 s waits to be sent with those to come
             worker.log(failed_s=time.time())
+            mark.touch()  # the log call may be lost with the process
             return ROWS[row].fails(worker)
         if step == 5 and worker.rank != rank and ROWS[row].others is not None:
             return ROWS[row].others(worker)
@@ -215,14 +218,20 @@ class Outcome(NamedTuple):
 def trial(row, world_size, rank, on=None):
     """Launch one way to fail and catch its error; on a session's ranks, or on new ones."""
     bomb = Bomb(rank) if ROWS[row].fails is None else None
-    try:
-        run = labkit.launch(work, row, rank, bomb, world_size=world_size, live=False, on=on)
-    except labkit.WorkerFailed as error:
-        raised_s = time.time()
-        history = error.run.history
-        if "failed_s" in history:
-            failed_s = history["failed_s"].max()
-        else:
-            failed_s = error.run.start_s + error.run.failures[rank].time_s
-        return Outcome(error, raised_s - failed_s)
+    with tempfile.TemporaryDirectory() as folder:
+        mark = Path(folder) / "failing"
+        try:
+            run = labkit.launch(work, row, rank, mark, bomb, world_size=world_size, live=False, on=on)
+        except labkit.WorkerFailed as error:
+            return Outcome(error, time.time() - failed_s(error.run, rank, mark))
     raise AssertionError(f"{row} did not fail: {run}")
+
+
+def failed_s(run, rank, mark):
+    """Return when a rank failed: it had made the file `mark`, unless its function had not begun."""
+    if not mark.exists():
+        return run.start_s + run.failures[rank].time_s
+    noted_s = [mark.stat().st_mtime]
+    if "failed_s" in run.history:
+        noted_s.append(run.history["failed_s"].max())  # of a row that goes on for a while before it fails
+    return max(noted_s)

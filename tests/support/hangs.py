@@ -203,7 +203,8 @@ UNNOTICED = ("leaves its group", "returns", "returns from a group of two", "is k
 ROWS = {
     "a collective hidden in DDP": Row(
         hidden_in_ddp,
-        r"ranks differ in call #(?P<n>\d+) of the default group: .*rank {odd} is in broadcast #(?P=n) .* at hangs.py.*",
+        r"ranks met in different collectives, call #(?P<n>\d+) of the default group: .*"
+        r"rank {odd} is in broadcast #(?P=n) .* at hangs.py.*",
     ),
     "another size, compared in detail": Row(
         another_size_in_detail,
@@ -211,20 +212,20 @@ ROWS = {
     ),
     "two groups": Row(
         two_groups,
-        r".*rank {odd} has not entered all_reduce #{n} \(float32 \[1\], default group; .*"
-        r"ranks? .* (has|have) not entered all_reduce #1 \(float32 \[1\], group 'other'; rank {odd} waits in it",
+        r".*rank {odd} has not entered all_reduce #{n} \(float32 \[1\]\); .*"
+        r"ranks? .* (has|have) not entered all_reduce #1 \(float32 \[1\], group 'other'\); rank {odd} waits in it",
     ),
     "a ring of receivers": Row(
         ring_of_receivers,
-        r"ranks .* wait for each other in a ring, 0 → 1 → .*0: rank 0 waits for float32 \[4\] from rank 1",
+        r"ranks .* wait for each other: rank 0 waits in recv \(float32 \[4\], from rank 1\) at hangs\.py.*",
     ),
     "missed in another thread": Row(in_a_thread_of_the_others, r"rank {odd} has not entered all_reduce #{n} .*"),
     "waits for a thread that has failed": Row(
         waits_for_a_thread_that_has_failed,
-        r"rank {odd} has not entered all_reduce #{n} .*and it is in queue\.Queue\(\)\.get at hangs\.py.*",
+        r"rank {odd} has not entered all_reduce #{n} .*rank {odd} is in queue\.Queue\(\)\.get at hangs\.py.*",
     ),
     "deep in a recursion": Row(
-        deep_in_a_recursion, r"rank {odd} has not entered all_reduce #{n} .*and it is in time\.sleep at hangs\.py.*"
+        deep_in_a_recursion, r"rank {odd} has not entered all_reduce #{n} .*rank {odd} is in time\.sleep at hangs\.py.*"
     ),
     "sends more than is received": Row(sends_more_than_is_received, ".*got 64 bytes", None),
     "past a group's limit": Row(
@@ -233,10 +234,10 @@ ROWS = {
         None,
     ),
     "past NCCL's limit": Row(
-        past_nccls_limit, r"rank {odd} did not come to all_reduce #{n} within 1 s, where rank \d waited.*", None
+        past_nccls_limit, r"rank {odd} did not come to ALLREDUCE #{n} within 1 s, where rank \d waited.*", None
     ),
     "leaves its group": Row(
-        leaves, r"rank {odd} left its process group .* (was|were) still in all_reduce #{n}.*", None
+        leaves, r"rank {odd} left the process group .* (was|were) still in all_reduce #{n}.*", None
     ),
     "returns": Row(returns, r"rank {odd} returned while .* still in all_reduce #{n} .*", None),
     "returns from a group of two": Row(
