@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from labkit.failures.facts import Diagnosis, RankFacts
-from labkit.failures.first_to_fail import others
+from labkit.failures.facts import Diagnosis
 from labkit.failures.grouping import in_lines, rank_list
 from labkit.failures.missed import NOTHING_MISSED, Missed
 from labkit.failures.stacks import Stacks
-
-
-def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts]) -> Diagnosis:
-    """Return the diagnosis of a run that has made no progress. It blames the first rank to fall silent.
-
-    Args:
-        silent_s: How long no rank has made progress, in seconds.
-        first_silent: The rank that made progress least recently.
-        ranks: What is known of every rank.
-    """
-    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s)"
-    cause = f"Rank {first_silent} was the first to fall silent. Give a longer stall_s if such silence is expected."
-    return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 
 
 def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOTHING_MISSED) -> Diagnosis:
@@ -39,7 +25,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
         first_silent = missed.concerned[0]
     blamed = apart[0] if apart else first_silent
     where = missed.text or stacks.in_words
-    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s): {where}"
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s)"
     if apart:
         hint = f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
     elif missed.text:
@@ -54,7 +40,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
         ]
     )
     elsewhere = in_lines({s.rank: s.in_words for s in stacks if s.rank != blamed})
-    return Diagnosis(blamed, headline, cause, elsewhere, "hang")
+    return Diagnosis(blamed, ": ".join(filter(None, [headline, where])), cause, elsewhere, "hang")
 
 
 def diagnose_own_error(error: BaseException, trace: str, folder: str) -> Diagnosis:

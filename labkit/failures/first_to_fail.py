@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
 from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
 from labkit.failures.grouping import in_lines
 from labkit.failures.known_errors import recognise
-
-CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|NVIDIA driver|No CUDA GPUs|cuDNN error|CUBLAS_STATUS")
-"""How PyTorch reports that a GPU has failed or cannot be used; a full memory is reported otherwise."""
 
 SEEN_LATE_S = 0.25
 """A process may have ended this many seconds before its end was seen."""
@@ -41,90 +36,63 @@ def diagnose(ranks: list[RankFacts], explain: Explanation = ledger.explain) -> D
         ranks: What is known of every rank. One at least has failed, by a report or by the end of its process.
         explain: Looks for a better explanation than the rank's own report, in what is known of the ranks' collectives.
     """
-    culprit, headline, cause, page = _first_to_fail(ranks)
-    found = explain(culprit, cause, ranks) or Diagnosis(culprit.rank, headline, cause, [], page)
+    culprit = min(filter(_has_failed, ranks), key=_order)
+    own = _reported(culprit) if culprit.failure else _without_report(culprit)
+    found = explain(culprit, own.cause, ranks) or own
     return found._replace(others=others(ranks, found.rank))
 
 
-def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
-    silent = sorted((r for r in ranks if _died_silently(r)), key=lambda r: r.exit_s)
-    reports = sorted((r for r in ranks if r.failure), key=_report_order)
-    if silent and not (reports and _reported_before(reports[0], silent[0])):
-        return silent[0], *_without_report(silent[0])
-    aborted = sorted((r for r in ranks if was_aborted_by_watchdog(r)), key=lambda r: r.exit_s)
-    if aborted and not (reports and not lost_peer(reports[0])):
-        return aborted[0], *_without_report(aborted[0])
-    assert reports, "a run fails by a report or by a silent death"
-    return reports[0], *reported(reports[0]), _page_of_report(reports[0])
+def _has_failed(rank: RankFacts) -> bool:
+    return rank.failure is not None or (rank.exit_code is not None and not (rank.returned or rank.ended_by_us))
 
 
-def _page_of_report(culprit: RankFacts) -> str:
-    assert culprit.failure is not None
-    is_of_gpu = CUDA_ERROR.search(culprit.failure.summary)
-    return recognise(culprit) or ("gpu" if is_of_gpu else "rank_failed")
+def _order(rank: RankFacts) -> tuple[int, float]:
+    """Return what sorts ranks that have failed: causes before evidence, and then the earliest first."""
+    if rank.failure is None:
+        if was_aborted_by_watchdog(rank):
+            return 1, rank.exit_s
+        return 0, float("inf") if rank.unseen else rank.exit_s - SEEN_LATE_S
+    if lost_peer(rank):
+        # A rank that gives up after its time limit closes the connections of those that wait for it.
+        return 2 if limit_s(rank) is not None else 3, rank.failure.time_s
+    return 0, rank.failure.time_s
 
 
-def reported(culprit: RankFacts) -> tuple[str, str]:
-    """Return the headline and the cause of a failure that the rank itself has reported."""
+def _reported(culprit: RankFacts) -> Diagnosis:
+    """Return the diagnosis of a failure that the rank itself has reported."""
     failure = culprit.failure
     assert failure is not None
     where = "" if failure.during == "running" else f" while {failure.during}"
-    headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
-    if culprit.last_step is not None:
-        headline += f" (after logging step {culprit.last_step})"
-    return headline, failure.traceback.rstrip()
+    step = "" if culprit.last_step is None else f" (after logging step {culprit.last_step})"
+    headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}{step}"
+    return Diagnosis(culprit.rank, headline, failure.traceback.rstrip(), [], recognise(culprit) or "rank_failed")
 
 
-def _died_silently(rank: RankFacts) -> bool:
-    is_silent = rank.exit_code is not None and not (rank.failure or rank.returned or rank.ended_by_us)
-    return is_silent and not was_aborted_by_watchdog(rank)
-
-
-def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
-    assert reporter.failure is not None
-    return not lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
-
-
-def _report_order(rank: RankFacts) -> tuple[bool, bool, float]:
-    assert rank.failure is not None
-    is_evidence = lost_peer(rank)
-    # A rank that gives up after its time limit closes the connections of those that wait for it.
-    return is_evidence, is_evidence and limit_s(rank) is None, rank.failure.time_s
-
-
-def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
+def _without_report(culprit: RankFacts) -> Diagnosis:
+    """Return the diagnosis of a process that left nothing but its exit code and its output."""
     assert culprit.exit_code is not None
-    how = in_words(culprit.exit_code)
-    headline = f"rank {culprit.rank} died ({how}) and left no traceback"
-    if culprit.out_of_memory == "perhaps":
-        headline = f"rank {culprit.rank} was killed ({how}), perhaps because the system was out of memory"
-    elif culprit.out_of_memory:
-        headline = f"rank {culprit.rank} was killed by the system: out of memory ({how})"
+    who, how = f"rank {culprit.rank}", in_words(culprit.exit_code)
+    said, page = f"died ({how}) and left no traceback", recognise(culprit) or "rank_died"
+    cause, advice = f"{who} ended with {how}; no Python exception was reported.", ""
     if culprit.unseen:
-        headline = f"rank {culprit.rank} disappeared without a report"
-    if culprit.last_step is not None:
-        headline += f", after logging step {culprit.last_step} or later"
-    is_peak_known = culprit.peak_bytes and (how == "SIGKILL" or culprit.out_of_memory)
-    peak = f" Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB." if is_peak_known else ""
-    lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported.{peak}"]
-    if culprit.out_of_memory:
-        meanwhile = (
-            "while the system killed processes because memory had run out. It counts them for the whole machine, so "
-            "they may have been others: dmesg names them"
-            if culprit.out_of_memory == "perhaps"
-            else "because memory had run out: the machine's, or what its container or job may take"
-        )
-        lines = [f"rank {culprit.rank} ended with {how} {meanwhile}.{peak} Try a smaller batch or a smaller model."]
-    elif culprit.unseen:
-        lines = [
-            f"Neither rank {culprit.rank} nor its launcher has said how it ended. The machine may have "
-            "crashed or lost its connection, or all of the job there was killed."
-        ]
-    if where := str(culprit.stack or culprit.crash.rstrip()):
-        lines.append(where)
-    if culprit.output_end:
-        lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
-    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else recognise(culprit) or "rank_died"
+        said = "disappeared without a report"
+        cause = f"Neither {who} nor its launcher has said how it ended. The machine may have crashed or lost its "
+        cause += "connection, or all of the job there was killed."
+    elif culprit.out_of_memory:
+        said, page = f"was killed by the system: out of memory ({how})", "out_of_memory"
+        cause = f"{who} ended with {how} because memory had run out: the machine's, or what its container or job may "
+        cause += "take."
+        advice = " Try a smaller batch or a smaller model."
+        if culprit.out_of_memory == "perhaps":
+            said = f"was killed ({how}), perhaps because the system was out of memory"
+            cause = f"{who} ended with {how} while the system killed processes because memory had run out. It counts "
+            cause += "them for the whole machine, so they may have been others: dmesg names them."
+    if culprit.peak_bytes and "SIGKILL" in how:
+        cause += f" Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB."
+    step = "" if culprit.last_step is None else f", after logging step {culprit.last_step} or later"
+    output = ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]] if culprit.output_end else []
+    known = [cause + advice, str(culprit.stack or culprit.crash.rstrip()), *output]
+    return Diagnosis(culprit.rank, f"{who} {said}{step}", "\n".join(filter(None, known)), [], page)
 
 
 def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:

@@ -61,6 +61,7 @@ KNOWN = {
     "device_side_assert": rf"{TORCH}CUDA error: device-side assert triggered",
     "no_backend_for_device": rf"{TORCH}No backend type associated with device type",
     "module_keys": rf"{LOADING}(?:{SAVED_WRAPPED}|{LOADED_WRAPPED})",
+    "gpu": rf"{TORCH}(?:CUDA error: |CUDA driver|(?:The|Found no) NVIDIA driver|No CUDA GPUs|cuDNN error)",  # any other
 }
 """By page, as `labkit.explain` takes it: a regular expression for the error, from its type on."""
 

@@ -127,7 +127,11 @@ def _met_in_different_collectives(
     """Return the outlier, and the collectives in which ranks met that do not match."""
     said = culprit.failure.summary if culprit.failure else culprit.output_end
     difference = Comparison(calls).difference()
-    if not (MISMATCH.search(said) or (difference and difference.at == _lost_another_in(culprit, calls))):
+    # gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
+    # where it has what it needs for its own call, it returns and says nothing.
+    own = next((each.calls[-1:] for each in calls if each.rank == culprit.rank), [])
+    lost_another_in = [(call.group, call.number) for call in own if is_only_evidence(culprit)]
+    if not (MISMATCH.search(said) or (difference and difference.at in lost_another_in)):
         return None
     met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # a rank outside the function has not come yet
     place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
@@ -147,26 +151,17 @@ def _met_in_different_collectives(
     return Diagnosis(blamed, headline, "\n\n".join([*others, cause]), [], "different_collectives")
 
 
-def _lost_another_in(culprit: RankFacts, calls: Sequence[RankCalls]) -> tuple[str, int] | None:
-    """Return the group and the number of the call in which a rank lost another.
-
-    gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
-    where it has what it needs for its own call, it returns and says nothing.
-    """
-    last = next((each.calls[-1] for each in calls if each.rank == culprit.rank and each.calls), None)
-    return (last.group, last.number) if last and is_only_evidence(culprit) else None
-
-
 def _compared_in_detail(cause: str, ranks: Sequence[RankFacts]) -> Diagnosis | None:
     """Blame the fewest ranks among those that were about to call different collectives, as PyTorch compared them."""
     said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
-    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
-    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
+    calls = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(rank)) for rank, n, what, shape in said}
+    groups = sorted(alike(sorted(calls)).items(), key=lambda group: len(group[1]))
     if len(groups) < 2:
         return None
-    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    where = "; ".join(f"{rank_list(who)} in {what}" for what, who in groups)
+    _, fewest = groups[0]
     headline = f"ranks met in different collectives: {where}"
-    return Diagnosis(groups[0][0][0], headline, cause, [], "different_collectives")
+    return Diagnosis(fewest[0], headline, cause, [], "different_collectives")
 
 
 def _missed_a_monitored_barrier(culprit: RankFacts, cause: str) -> Diagnosis | None:
@@ -196,8 +191,9 @@ def _was_missed(
             return None
         if late := known.late(wait, limit):
             where = [str(stack) for rank in late if (stack := known.facts[rank].stack)]
+            at = f" at {place}" if (place := known.compared.ranks[victim.rank].place) else ""
             headline = f"{rank_list([*late])} did not come to {wait.in_words} within {limit:g} s, "
-            headline += "; ".join([known.where_waited(victim.rank), *filter(None, late.values())])
+            headline += "; ".join([f"where rank {victim.rank} waited{at}", *filter(None, late.values())])
             return Diagnosis(min(late), headline, "\n\n".join([*where, met]), [], recognise(victim) or "hang")
         if not wait.absent:
             return None
@@ -230,13 +226,11 @@ class _Waits:
         free = {rank: self.facts[rank].stack for rank in wait.absent if not self.wait_of(rank).absent}
         if free or wait.call is None:
             return {rank: f"rank {rank} {stack.in_words}" if stack else "" for rank, stack in free.items()}
-        after_s, rank = max(self.compared.came_after_s(wait.call))
-        return {rank: f"rank {rank} came {after_s:.1f} s after it"} if after_s > 0.95 * limit else {}
-
-    def where_waited(self, rank: int) -> str:
-        """Return at which line a rank waited."""
-        place = self.compared.ranks[rank].place
-        return f"where rank {rank} waited" + (f" at {place}" if place else "")
+        entered = self.compared.entered[wait.call.group, wait.call.number]
+        rank, last = max(entered.items(), key=lambda entry: entry[1].began_s)
+        after_s = last.began_s - wait.call.began_s
+        is_late = wait.call.began_s and after_s > 0.95 * limit
+        return {rank: f"rank {rank} came {after_s:.1f} s after it"} if is_late else {}
 
 
 def _as_they_gave_up(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Iterator[RankCalls]:

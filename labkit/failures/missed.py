@@ -195,13 +195,6 @@ class Comparison:
         pending = [call for call in own.calls if not call.done and call.group in self.groups]
         return [Wait(self._in_words(call), tuple(self._absent(call)), call) for call in pending]
 
-    def came_after_s(self, call: Call) -> list[tuple[float, int]]:
-        """Return how many seconds after a call each rank came to it, with the rank; all 0 if times are not known."""
-        return [
-            (met.began_s - call.began_s if call.began_s else 0.0, rank)
-            for rank, met in self.entered[call.group, call.number].items()
-        ]
-
     def is_known(self, rank: int) -> bool:
         """Return whether a rank's recorder was read: it has then not come to any other call."""
         return rank in self.ranks and not self.ranks[rank].said.unknown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ SYNCHRONIZES = ("item", "cpu", "tolist", "synchronize", "to", "nonzero")
 """Calls that wait for a GPU, if there is one, and so for the collective that it is in."""
 
 SHOWN_FRAMES = 12
-"""The most frames of libraries that are shown of a rank."""
+"""The most frames of the user's own that are shown of a rank, and of libraries."""
 
 
 class Frame(NamedTuple):
@@ -186,13 +185,10 @@ class RankStack:
     def details(self) -> str:
         """The stack, the user's own lines first."""
         lines = []
-        reader = [frame for frame in self.frames if self._is_user_frame(frame)]
-        for frame, again in itertools.groupby(reader):
+        for frame in [frame for frame in self.frames if self._is_user_frame(frame)][:SHOWN_FRAMES]:
             lines.append(f"  {self._name(frame)}, in {frame.function}")
             if source := line_of(frame.file, frame.line, self._cells):
                 lines.append(f"    {source}")
-            if (more := len(list(again)) - 1) > 0:
-                lines.append(f"    … {more} more time{'' if more == 1 else 's'}")
         deeper = self.frames[: self._at] if self._at is not None else self.frames
         if deeper:
             lines.append("  inside that, most recent first:")

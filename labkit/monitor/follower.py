@@ -13,9 +13,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 
-from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
+from labkit.failures.diagnosis import diagnose_hang, diagnose_own_error
 from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
+from labkit.failures.stacks import Stacks
 from labkit.monitor.asking import Asking
 from labkit.monitor.observers import Observers
 from labkit.monitor.record import RunRecord
@@ -181,7 +182,7 @@ class Follower:
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
         first = min(silent, key=lambda n: max(self._state.recorded.progress(n).time_s, ranks[n].printed_s))
         found = self._observers.ask(query, lambda query: query.explain_silence(stall_s, first), None)
-        found = found or diagnose_silence(stall_s, first, self._facts())
+        found = found or diagnose_hang(Stacks(), stall_s, first)
         if found.rank is not None:
             ranks[found.rank].phase = "failed"
         self._state.end_for(found, now_s)

@@ -107,11 +107,6 @@ def cannot_be_sent(_):
     return refused(ValueError, labkit.launch, uses_a_lock)
 
 
-def gpu(_):
-    too_old = "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
-    return failed(diagnose([raised(0, 1.0, too_old), lost(1, 1.1)]))
-
-
 def nobody_answers(_):
     channel = SimpleNamespace(rank=0)
     hook = Prompt("the notebook runs headless")
@@ -162,7 +157,7 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, gpu, nobody_answers, checkpoint, session, slurm, ray),
+        *(cannot_be_sent, nobody_answers, checkpoint, session, slurm, ray),
         *(labkit_failed,),
     )
 }

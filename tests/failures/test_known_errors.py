@@ -110,6 +110,16 @@ QUOTED = {
         f"torch.AcceleratorError: CUDA error: device-side assert triggered{ASYNCHRONOUS}",
         f"RuntimeError: CUDA error: device-side assert triggered{ASYNCHRONOUS}",  # before PyTorch 2.8
     ],
+    "gpu": [
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a "
+        "driver from http://www.nvidia.com/Download/index.aspx",
+        "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+        f"torch.AcceleratorError: CUDA error: an illegal memory access was encountered{ASYNCHRONOUS}",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    ],
     "gpu_out_of_memory": [
         FULL,
         # c10/cuda/CUDACachingAllocator.cpp of PyTorch 1.13

@@ -194,7 +194,7 @@ ENDINGS = {
     "a hang": (
         "dist.barrier()",
         {"only": [1], "stall_s": 1},
-        "no rank logged, printed or returned anything for 1 s (stall_s): rank 1 is in barrier #1 (default group) at "
+        "no rank logged, printed or returned anything for 1 s (stall_s): rank 1 is in barrier #1 at "
         "Cell In[7], line 1; rank 0 has no part in the cell",
         ["rank 1 waits in barrier at Cell In[7], line 1", "so rank 1 is replaced: its variables are gone"],
         [1],
