@@ -27,18 +27,14 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
     where = missed.text or stacks.in_words
     headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s)"
     if apart:
-        hint = f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
+        it = "it" if len(apart) == 1 else "them"
+        hint = f"{rank_list(apart).capitalize()} stood apart: the others may be waiting for {it}."
     elif missed.text:
         hint = "The calls alone do not say which rank is wrong."
     else:
         hint = f"No rank stood apart; rank {first_silent} was the first to fall silent."
-    cause = "\n\n".join(
-        [
-            f"{hint} Give a longer stall_s if such silence is expected.",
-            *filter(None, [missed.unknown]),
-            *stacks.blocks(),
-        ]
-    )
+    advice = f"{hint} Give a longer stall_s if such silence is expected."
+    cause = "\n\n".join(filter(None, [advice, missed.unknown, *stacks.blocks()]))
     elsewhere = in_lines({s.rank: s.in_words for s in stacks if s.rank != blamed})
     return Diagnosis(blamed, ": ".join(filter(None, [headline, where])), cause, elsewhere, "hang")
 

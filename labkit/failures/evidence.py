@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from labkit.failures.facts import RankFacts
@@ -20,8 +19,6 @@ LOST_PEER = re.compile(
 
 TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
 """What torch raises. Python's own ConnectionResetError is about other connections: a DataLoader's, for example."""
-
-TORCH = os.sep + "torch" + os.sep
 
 LIMIT = re.compile(
     r"Timed out waiting (\d+)ms|wait timeout after (\d+)ms|Timeout\(ms\)=(\d+)|monitoredBarrier in (\d+) ms|"
@@ -60,14 +57,10 @@ def lost_peer(rank: RankFacts) -> bool:
     if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
         return False
     # The innermost frame is the user's own if it calls torch's C++: `work.wait()`.
-    if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
+    innermost = rank.failure.frames[0][0] if rank.failure.frames else ""
+    if innermost.startswith(LIBRARIES) and "/torch/" not in innermost:
         return False
     return LOST_PEER.search(rank.failure.summary) is not None
-
-
-def _is_other_library(file: str) -> bool:
-    """Return whether a file belongs to a library other than torch: urllib, for example."""
-    return file.startswith(LIBRARIES) and TORCH not in file
 
 
 def was_aborted_by_watchdog(rank: RankFacts) -> bool:

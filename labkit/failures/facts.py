@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from labkit.failures.missed import RankCalls
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
@@ -47,6 +48,8 @@ class RankFacts:
     """What `faulthandler` wrote after that, when native code ended the process."""
     left: str = ""
     """The call by which it left its process group while its function went on: "destroy_process_group at …"."""
+    called: RankCalls | None = None
+    """The collectives that it has called; None if that was not asked."""
     stack: Any = None
     """The `RankStack` of the rank when it failed or crashed; None if it is not known."""
 

@@ -86,7 +86,7 @@ def _without_report(culprit: RankFacts) -> Diagnosis:
         if culprit.out_of_memory == "perhaps":
             said = f"was killed ({how}), perhaps because the system was out of memory"
             cause = f"{who} ended with {how} while the system killed processes because memory had run out. It counts "
-            cause += "them for the whole machine, so they may have been others: dmesg names them."
+            cause += "them for the whole machine, so it may have killed another process: dmesg names it."
     if culprit.peak_bytes and "SIGKILL" in how:
         cause += f" Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB."
     step = "" if culprit.last_step is None else f", after logging step {culprit.last_step} or later"

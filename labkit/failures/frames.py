@@ -63,8 +63,7 @@ class Frames(list[FailedFrame]):
             "\n    ".join([f"rank {f.rank}: {f.title}", *filter(None, [f.source]), *f.lines()]) for f in self
         )
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def frames_of(

@@ -76,11 +76,11 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
 # A run that goes on
 
 
-def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Diagnosis | None:
+def stuck(ranks: Sequence[RankFacts]) -> Diagnosis | None:
     """Return the rank that others wait for and that can never come, and the message; None if they may go on."""
-    compared, how = Comparison(calls), gone(ranks)
+    compared, how = Comparison(_called(ranks)), gone(ranks)
     found: dict[int, Wait] = {}
-    for own in calls:
+    for own in compared.ranks.values():
         if own.is_blocked and own.rank not in how:
             for wait in compared.waits(own.rank):
                 # Nothing tells whether a rank has come to a send or a receive: a message may be on its way.
@@ -102,35 +102,34 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Diagnosis |
 # A run that has failed
 
 
-def explain(
-    culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls] = ()
-) -> Diagnosis | None:
+def explain(culprit: RankFacts, cause: str, ranks: Sequence[RankFacts]) -> Diagnosis | None:
     """Return a better explanation of a failure, if collectives give one; else None.
 
     Args:
         culprit: The rank that seems to have failed first.
         cause: Its traceback.
-        ranks: What is known of every rank.
-        calls: The collectives of every rank that has reported them.
+        ranks: What is known of every rank, its collectives too.
     """
     return (
-        _met_in_different_collectives(culprit, cause, ranks, calls)
+        _met_in_different_collectives(culprit, cause, ranks)
         or _compared_in_detail(cause, ranks)
         or _missed_a_monitored_barrier(culprit, cause)
-        or _was_missed(culprit, cause, ranks, calls)
+        or _was_missed(culprit, cause, ranks)
     )
 
 
-def _met_in_different_collectives(
-    culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]
-) -> Diagnosis | None:
+def _called(ranks: Sequence[RankFacts]) -> list[RankCalls]:
+    return [rank.called for rank in ranks if rank.called]
+
+
+def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: Sequence[RankFacts]) -> Diagnosis | None:
     """Return the outlier, and the collectives in which ranks met that do not match."""
     said = culprit.failure.summary if culprit.failure else culprit.output_end
-    difference = Comparison(calls).difference()
+    difference = Comparison(_called(ranks)).difference()
     # gloo tells one rank alone of a message that is too large. It closes the connection, so the others lose a peer; and
     # where it has what it needs for its own call, it returns and says nothing.
-    own = next((each.calls[-1:] for each in calls if each.rank == culprit.rank), [])
-    lost_another_in = [(call.group, call.number) for call in own if is_only_evidence(culprit)]
+    last = culprit.called.calls[-1:] if culprit.called and is_only_evidence(culprit) else []
+    lost_another_in = [(call.group, call.number) for call in last]
     if not (MISMATCH.search(said) or (difference and difference.at in lost_another_in)):
         return None
     met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # a rank outside the function has not come yet
@@ -145,7 +144,6 @@ def _met_in_different_collectives(
     elif len({stack.in_words for stack in met}) > 1:
         headline = f"ranks met in different collectives: {met.in_words}"
     else:
-        blamed = culprit.rank
         headline = f"ranks met {place} with tensors of different sizes; rank {blamed} noticed"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return Diagnosis(blamed, headline, "\n\n".join([*others, cause]), [], "different_collectives")
@@ -172,13 +170,11 @@ def _missed_a_monitored_barrier(culprit: RankFacts, cause: str) -> Diagnosis | N
     return Diagnosis(int(late[1]), headline, cause, [], "hang")
 
 
-def _was_missed(
-    culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]
-) -> Diagnosis | None:
+def _was_missed(culprit: RankFacts, cause: str, ranks: Sequence[RankFacts]) -> Diagnosis | None:
     """Return the rank that was not there, if a failure only says that some rank was not: follow who waits for whom."""
     if not is_only_evidence(culprit):
         return None
-    known, met = _Waits(ranks, calls), f"What rank {culprit.rank} met:\n\n{cause}"
+    known, met = _Waits(ranks), f"What rank {culprit.rank} reported:\n\n{cause}"
     victim, seen = culprit, [culprit.rank]
     while True:
         wait, limit = known.wait_of(victim.rank), limit_s(victim)
@@ -208,9 +204,9 @@ def _was_missed(
 class _Waits:
     """Who waited for whom when a run failed."""
 
-    def __init__(self, ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> None:
+    def __init__(self, ranks: Sequence[RankFacts]) -> None:
         self.facts = {rank.rank: rank for rank in ranks}
-        self.compared = Comparison(_as_they_gave_up(ranks, calls))
+        self.compared = Comparison(_as_they_gave_up(ranks))
 
     def wait_of(self, rank: int) -> Wait:
         """Return for whom a rank waits, or waited until it gave up: all that have gone, where its call is not known."""
@@ -233,21 +229,21 @@ class _Waits:
         return {rank: f"rank {rank} came {after_s:.1f} s after it"} if is_late else {}
 
 
-def _as_they_gave_up(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Iterator[RankCalls]:
+def _as_they_gave_up(ranks: Sequence[RankFacts]) -> Iterator[RankCalls]:
     """Yield each rank's calls when it gave up: it is in the last one still, though its recorder may say that it ended.
 
     A rank that NCCL's watchdog has aborted cannot answer any more: the watchdog has written in which call it was.
     """
-    by_rank, groups = {each.rank: each for each in calls}, Comparison(calls).groups
+    groups = Comparison(_called(ranks)).groups
+    told = {own.rank: {name for name, *_ in own.said.groups} for own in _called(ranks) if own.said.groups}
     for rank in ranks:
-        own = by_rank.get(rank.rank) or RankCalls(rank.rank, Collectives(rank.rank, unknown=SILENT))
+        own = rank.called or RankCalls(rank.rank, Collectives(rank.rank, unknown=SILENT))
         found = watchdog_call(rank)
         if own.calls and is_only_evidence(rank) and all(call.done for call in own.calls):
             *before, last = own.calls
             own = replace(own, said=own.said._replace(calls=(*before, last._replace(done=False))))
         elif found and not own.calls:
             group, description, number, kind = found
-            told = {each.rank: {name for name, *_ in each.said.groups} for each in calls if each.said.groups}
             members = tuple(r.rank for r in ranks if r is rank or group in told.get(r.rank, {group}))
             call, known = Call(group, number, kind, (), "", False), groups.get(group)
             own = replace(own, said=Collectives(rank.rank, (call,), (known or Group(group, description, members),)))

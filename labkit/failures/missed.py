@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from labkit.failures.grouping import alike, rank_list
 from labkit.failures.stacks import plural
 from labkit.rank.recorder import RETURNED, Collectives
@@ -16,7 +14,7 @@ from labkit.rank.recorder import RETURNED, Collectives
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings the same number of elements. To a scatter only the root brings some."""
 
-SILENT = "it did not answer: its process is stopped, or native code holds the GIL"
+SILENT = "it did not answer (its process is stopped, or native code holds the GIL)"
 """Why the calls of a rank that has been asked in vain are not known."""
 
 
@@ -232,7 +230,7 @@ class Comparison:
             parts = [f"{_are(inside)} in {self._in_words(call)}{where}"]
             parts += [f"rank {rank} {self.ranks[rank].in_words}" for rank in absent if rank in self.ranks]
             if not absent:
-                parts.append("every rank of the group has entered it: the transfer itself does not end")
+                parts.append("every rank of the group has entered it: the communication itself does not finish")
         return Missed(known or absent, "; ".join(parts), (*inside, *(known or absent)))
 
     def _transfers(self) -> Missed | None:
@@ -270,13 +268,11 @@ def _unknown(ranks: Sequence[RankCalls]) -> str:
 
 
 def content(shapes: tuple[tuple[int, ...], ...], dtype: str) -> str:
-    """Return tensors as text: "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"."""
+    """Return tensors as text: "float32 [3, 5]", "2 tensors, float32 [3, 5] the first"."""
     if not shapes:
         return ""
-    size = sum(math.prod(shape) for shape in shapes) * getattr(torch, dtype, torch.uint8).itemsize
-    large = next((f"{size / unit:.3g} {name} " for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), "")
-    shape = f" {list(shapes[0])}" if len(shapes) == 1 else ""
-    return f"{f'{len(shapes)} tensors, ' if len(shapes) > 1 else ''}{large}{dtype}{shape}"
+    first = f"{dtype} {list(shapes[0])}"
+    return f"{len(shapes)} tensors, {first} the first" if len(shapes) > 1 else first
 
 
 def _are(ranks: list[int]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +14,13 @@ from labkit.protocol.job import Cell
 from labkit.protocol.modules import is_user_file
 from labkit.protocol.source import line_of, place_of, text_of
 
-COLLECTIVES = tuple(
-    f"/{place}".replace("/", os.sep) for place in ("torch/distributed/", "torch/nn/parallel/distributed.py")
-)
+COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 """Where torch waits for other ranks …"""
 
-FILES = tuple(f"/torch/distributed/{place}".replace("/", os.sep) for place in ("checkpoint/", "elastic/"))
+FILES = ("/torch/distributed/checkpoint/", "/torch/distributed/elastic/")
 """… but here it may wait for a disk instead."""
 
-BACKWARD = "/torch/autograd/graph.py".replace("/", os.sep)
+BACKWARD = "/torch/autograd/graph.py"
 """Where torch computes a backward pass. DDP waits for other ranks there, too."""
 
 WAITS_IN_NATIVE_CODE = re.compile(r"(?<!^os)\.(wait|barrier|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter)$")
@@ -106,11 +103,8 @@ class RankStack:
         self.other_thread = other_thread
         self._has_gpu, self._in_call = device.startswith("cuda"), in_call
         self._cells = cells
-        mine = [index for index, frame in enumerate(frames) if self._is_user_frame(frame)]
-        self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
-
-    def _is_user_frame(self, frame: Frame) -> bool:
-        return is_user_file(frame.file, self._cells)
+        self._mine = [index for index, frame in enumerate(frames) if is_user_file(frame.file, cells)]
+        self._at = next((i for i in self._mine if frames[i].file in cells), next(iter(self._mine), None))
 
     @property
     def place(self) -> str:
@@ -147,7 +141,7 @@ class RankStack:
             return self._in_call or self._has_gpu
         if any(place in innermost for place in COLLECTIVES):
             return not any(place in innermost for place in FILES)
-        if self._has_gpu and name in SYNCHRONIZES and (self._at == 0 or f"{os.sep}torch{os.sep}cuda" in innermost):
+        if self._has_gpu and name in SYNCHRONIZES and (self._at == 0 or "/torch/cuda" in innermost):
             return True
         return self._at == 0 and WAITS_IN_NATIVE_CODE.search(self.call) is not None
 
@@ -185,7 +179,7 @@ class RankStack:
     def details(self) -> str:
         """The stack, the user's own lines first."""
         lines = []
-        for frame in [frame for frame in self.frames if self._is_user_frame(frame)][:SHOWN_FRAMES]:
+        for frame in [self.frames[index] for index in self._mine[:SHOWN_FRAMES]]:
             lines.append(f"  {self._name(frame)}, in {frame.function}")
             if source := line_of(frame.file, frame.line, self._cells):
                 lines.append(f"    {source}")
@@ -261,8 +255,7 @@ class Stacks(list[RankStack]):
     def __str__(self) -> str:
         return "\n\n".join(filter(None, [self.missed, self.in_words, *self.blocks()]))
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def plural(what: str, count: int) -> str:

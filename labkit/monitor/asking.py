@@ -269,7 +269,7 @@ class Asking(RunObserver):
         return diagnose_hang(stacks, stall_s, first_silent, self._missed or self._explain(stacks))
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
-        """Fill in the stacks of ranks that raised, crashed in native code, or were ended after another had failed."""
+        """Fill in what ranks have called, and where they raised, crashed, or were ended after another had failed."""
         self._note_left(ranks)
         for rank in ranks:
             failure = rank.failure
@@ -281,11 +281,7 @@ class Asking(RunObserver):
             if rank.ended_by_us and (is_answer or time.monotonic() < came_s + LAST_WORDS_S):
                 frames = frames or parse(text)
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
-
-    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Diagnosis | None:
-        """Return a better explanation of a failure: collectives that do not match, or one that was missed."""
-        calls = [RankCalls(r.rank, self._calls_of(r.rank), r.stack.place if r.stack else "") for r in ranks]
-        return ledger.explain(culprit, cause, ranks, calls)
+            rank.called = RankCalls(rank.rank, self._calls_of(rank.rank), rank.stack.place if rank.stack else "")
 
     # Asking though you have not
 
@@ -355,7 +351,10 @@ class Asking(RunObserver):
     def _stuck(self) -> Generator[None, None, Diagnosis | None]:
         """Ask, and return the rank that others wait for and that can never come."""
         yield from self._answers()
-        return None if self.run.stopping else ledger.stuck(self._facts(), self._calls(self._places()))
+        ranks = self._facts()
+        for rank, called in zip(ranks, self._calls(self._places()), strict=True):
+            rank.called = called
+        return None if self.run.stopping else ledger.stuck(ranks)
 
     def _is_first_step_overdue(self) -> bool:
         run = self.run

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 
+from labkit.failures import ledger
 from labkit.failures.diagnosis import diagnose_hang, diagnose_own_error
 from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
@@ -202,8 +203,7 @@ class Follower:
 
     def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Diagnosis | None:
         """Return what the ranks' collectives say of a failure."""
-        query = self._asking
-        return self._observers.ask(query, lambda query: query.explain_failure(culprit, cause, ranks), None)
+        return self._observers.ask(self._asking, lambda _: ledger.explain(culprit, cause, ranks), None)
 
     def _facts(self) -> list[RankFacts]:
         """Return what is known of each rank, for the diagnosis."""

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.failures import first_to_fail
 from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import RankFacts
+from labkit.failures.first_to_fail import diagnose
 from labkit.failures.grouping import rank_list
 from labkit.failures.missed import Missed
 from labkit.failures.stacks import Frame, RankStack, Stacks
-from labkit.monitor.asking import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 
@@ -23,11 +22,6 @@ REFUSED = "<urlopen error [Errno 111] Connection refused>"
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 
 DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
-
-
-def diagnose(ranks):
-    """As a run does that has heard of no rank's collectives."""
-    return first_to_fail.diagnose(ranks, Asking().explain_failure)
 
 
 def running(size):
@@ -150,7 +144,7 @@ WITHOUT_A_TRACEBACK = {
     "SIGKILL, while others may have run out of memory": (
         -signal.SIGKILL,
         {**LAST, "out_of_memory": "perhaps"},
-        ["they may have been others: dmesg names them"],
+        ["it may have killed another process: dmesg names it"],
     ),
     "SIGSEGV": (-signal.SIGSEGV, LAST, ["ended with SIGSEGV"]),
     "os._exit(3)": (3, LAST, ["ended with exit code 3"]),

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import pickle
 import re
 import signal
 from pathlib import Path
@@ -16,17 +15,16 @@ from labkit.engines.arguments import naming
 from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
+from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
 from labkit.launchers.ray import RayJob
 from labkit.launchers.run_folder import RunFolder
 from labkit.launchers.slurm import SlurmJob
-from labkit.monitor.asking import Asking
 from labkit.monitor.state import RunState
-from labkit.protocol.events import Attached, Failure
+from labkit.protocol.events import Failure
 from labkit.protocol.pages import FOLDER, explain, help_hint
 from labkit.rank.debugging import Prompt
 from labkit.rank.recorder import Collectives
-from labkit.rank.report_collectives import KIND
 from labkit.run import Run
 from labkit.session.turns import Turns
 from tests.failures import messages
@@ -69,17 +67,15 @@ def returned_early(_):
 
 
 def different_collectives(_):
-    said = Asking()
-
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
         library = torch.distributed.distributed_c10d.__file__
         stack = RankStack(rank, [Frame(library, 1, "all_reduce"), Frame("failures.py", line, "work")], {})
-        said.take(Attached(rank, KIND, pickle.dumps(tuple(Collectives(rank, calls, (WORLD,))))))
-        return raised(rank, 1 + rank, summary, stack=stack)
+        called = RankCalls(rank, Collectives(rank, calls, (WORLD,)), stack.place)
+        return raised(rank, 1 + rank, summary, stack=stack, called=called)
 
     ranks = [stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)]
-    return failed(diagnose(ranks, said.explain_failure))
+    return failed(diagnose(ranks))
 
 
 def not_a_number(_):

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.known_errors import KNOWN, recognise
-from labkit.monitor.asking import Asking
 from labkit.run import Run
 from tests.failures import messages
 from tests.failures.test_diagnosis import died, raised
@@ -224,10 +223,6 @@ def report(diagnosis):
     return str(labkit.WorkerFailed(diagnosis, Run(FakeEngine(), 2, "train")))
 
 
-def explained(*ranks):
-    return diagnose(list(ranks), Asking().explain_failure)
-
-
 @pytest.mark.parametrize(("page", "error"), [(page, error) for page, errors in QUOTED.items() for error in errors])
 def test_an_error_is_recognised_by_its_text_in_each_version(page, error):
     assert diagnose([a_failure(error)]).page == page
@@ -255,7 +250,7 @@ def test_the_guards_error_is_the_childs_and_is_found_in_the_ranks_output():
 @pytest.mark.parametrize("version", WATCHDOGS)
 def test_a_rank_that_the_watchdog_aborted_has_its_page_and_blames_the_one_that_did_not_come(version):
     victim = died(0, 600.2, -signal.SIGABRT, output_end=WATCHDOGS[version])
-    diagnosis = explained(victim, died(1, 601.0, -signal.SIGKILL, ended_by_us=True))
+    diagnosis = diagnose([victim, died(1, 601.0, -signal.SIGKILL, ended_by_us=True)])
     assert diagnosis.page == "nccl_timeout"
     if version == "PyTorch 2.5":
         assert diagnosis.rank == 1

@@ -8,12 +8,12 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import labkit
-from labkit.failures import ledger
 from labkit.failures.evidence import is_only_evidence, limit_s
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -65,10 +65,10 @@ def said(rank, *calls, groups=(WORLD, PAIR), is_blocked=False, doing="waits in b
     return RankCalls(rank, collectives, "train.py, line 12", doing, is_blocked)
 
 
-def judge(ranks, calls):
-    """As a run that has failed is judged."""
-    found = diagnose(ranks, lambda culprit, cause, ranks: ledger.explain(culprit, cause, ranks, calls))
-    return found.rank, found.headline
+def knowing(ranks, calls):
+    """What is known of ranks, with the calls of those that have said them."""
+    by_rank = {own.rank: own for own in calls}
+    return [replace(rank, called=by_rank.get(rank.rank)) for rank in ranks]
 
 
 # A failure that only says that somebody was not there
@@ -167,9 +167,9 @@ FAILED = {
 
 @pytest.mark.parametrize(("ranks", "calls", "blamed", "headline"), FAILED.values(), ids=FAILED)
 def test_the_rank_that_was_not_there_is_blamed(ranks, calls, blamed, headline):
-    rank, found = judge(ranks, calls)
-    assert re.fullmatch(headline, found), found
-    assert rank == blamed
+    found = diagnose(knowing(ranks, calls))
+    assert re.fullmatch(headline, found.headline), found.headline
+    assert found.rank == blamed
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def of_size(number, *shape):
 def test_a_rank_that_lost_one_whose_tensor_was_smaller_is_told_so(others, headline):
     """gloo tells the other alone, which has what it needs, and returns."""
     calls = [said(0, call(1), others), said(1, call(1), of_size(2, 4))]
-    found = diagnose([returned(0), failed(1)], lambda *given: ledger.explain(*given, calls))
+    found = diagnose(knowing([returned(0), failed(1)], calls))
     assert (found.rank, found.headline) == (1, headline)
 
 
@@ -255,7 +255,7 @@ STUCK = {
 
 @pytest.mark.parametrize(("ranks", "calls", "headline"), STUCK.values(), ids=STUCK)
 def test_ranks_that_wait_for_one_that_has_gone_are_seen_to(ranks, calls, headline):
-    found = stuck(ranks, calls)
+    found = stuck(knowing(ranks, calls))
     assert re.fullmatch(headline, found.headline), found.headline
     assert (found.rank, found.page) == (0, "returned_early")
 
@@ -285,7 +285,7 @@ HEALTHY = {
 
 @pytest.mark.parametrize(("ranks", "calls"), HEALTHY.values(), ids=HEALTHY)
 def test_a_rank_that_may_go_on_is_left_alone(ranks, calls):
-    assert stuck(ranks, calls) is None
+    assert stuck(knowing(ranks, calls)) is None
 
 
 # With real ranks
