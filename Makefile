@@ -27,7 +27,7 @@ help:
 	@echo "make notebooks   run every notebook headless; the executed ones are in build/notebooks"
 	@echo "make site        the guide, the lessons as they ran, a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
-	@echo "make benchmarks  measure the figures that notebooks/guide/figures.md quotes"
+	@echo "make benchmarks  measure the figures that notebooks/guide/figures.md quotes, but for failures"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
 
 define make_venv
@@ -94,7 +94,7 @@ format: setup
 	$(BIN)/ruff format .
 
 benchmarks: setup
-	$(BIN)/python tests/benchmarks/launch.py
+	for each in launch sessions log_cost memory live_view; do $(BIN)/python -m tests.benchmarks.$$each || exit 1; done
 
 # Without a package whose newest version asks for more than Python 3.11.0: Debian 12 has 3.11.2, soupsieve wants 3.11.5.
 constraints: setup
