@@ -277,6 +277,15 @@ def test_memory_by_kind_is_exact():
     assert held["gradients"] == held["optimizer"] == 4 * (40 * 5 + 5)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_weights_that_autograd_keeps_are_no_activations(given):
+    weight, inputs = nn.Parameter(torch.randn(8, 8, 3)), torch.randn(2, 8, 10)
+    with counting.Activations([weight] if given else []) as kept:
+        outputs = nn.functional.conv1d(inputs, weight) if given else inputs.mT @ weight[:, :, 0]  # itself, and a view
+    assert outputs.requires_grad
+    assert kept.most == inputs.nbytes
+
+
 def test_buffers_are_known_by_the_last_part_of_their_names():
     def with_buffers(worker):
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
