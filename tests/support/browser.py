@@ -182,6 +182,8 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     token = secrets.token_hex(16)
     keep = tempfile.TemporaryDirectory(prefix="labkit-test-")
     state = Path(keep.name)
+    # Chromium ends where the path of its socket, in TMPDIR, is longer than a socket's may be, some 100 characters.
+    brief = tempfile.TemporaryDirectory(prefix="labkit-test-", dir="/tmp")
     for file, settings in QUIETLY.items():
         (state / file).parent.mkdir(parents=True, exist_ok=True)
         (state / file).write_text(settings)
@@ -209,7 +211,9 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with sync_playwright() as playwright:
-            chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+            chromium = playwright.chromium.launch(
+                executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS, env={**os.environ, "TMPDIR": brief.name}
+            )
             page = chromium.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(1000 * LONG_S)
             yield Lab(page, f"http://127.0.0.1:{port}", token, app == "jupyterlab")
@@ -222,6 +226,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
             server.kill()
             server.wait()
         keep.cleanup()
+        brief.cleanup()
 
 
 @contextlib.contextmanager
