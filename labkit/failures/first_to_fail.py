@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
+
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
 from labkit.failures.exit_codes import in_words
@@ -106,11 +108,12 @@ def outcome(rank: RankFacts) -> str:
         return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
+        why = shorten(summary.partition(". ")[0], 100, placeholder=" …")
         if lost_peer(rank) and limit_s(rank) is not None:
-            return f"gave up waiting as a consequence ({summary.partition('. ')[0]:.100})"
+            return f"gave up waiting as a consequence ({why})"
         if lost_peer(rank):
-            return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
-        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+            return f"lost its connection as a consequence ({why})"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {shorten(summary, 200, placeholder=' …')}"
     if rank.unseen and rank.last_step is None:
         return "sent no report"
     if rank.ended_by_us:

@@ -76,11 +76,21 @@ def bare_spawn(ranks: int) -> Iterator[Callable[[], float]]:
         requests.close()
 
 
-def in_pairs(title: str, pairs: int, ranks: int, before: Callable[[], Any]) -> None:
-    """Launch and spawn in turns; print both and their ratio."""
+def in_pairs(
+    title: str,
+    pairs: int,
+    ranks: int,
+    before: Callable[[], Any] = lambda: None,
+    settle: Callable[[], Any] = lambda: None,
+) -> None:
+    """Launch and spawn in turns; print both and their ratio.
+
+    `before` comes right before each launch, and `settle` before each pair, until nothing begins in the background.
+    """
     ours, bare = [], []
     with bare_spawn(ranks) as spawn:
         for _ in range(pairs):
+            settle()
             bare.append(spawn())
             ours += launches(1, before, world_size=ranks)
     report(title, ours)
@@ -117,11 +127,14 @@ def main() -> None:
         report("reserved ranks, the first launch on them", launches(1, on=ranks))
         report("reserved ranks", launches(options.launches, on=ranks))
     standby.off()
-    in_pairs("fresh ranks (standby off)", options.pairs, options.ranks, lambda: None)
+    in_pairs("fresh ranks (standby off)", options.pairs, options.ranks)
     standby.on()
-    in_pairs(
-        "right after a launch that failed", options.pairs, options.ranks, lambda: fail_once(world_size=options.ranks)
-    )
+    launches(1, world_size=options.ranks)
+
+    def mistake() -> None:
+        fail_once(world_size=options.ranks)
+
+    in_pairs("right after a launch that failed", options.pairs, options.ranks, mistake, wait_for_standby)
     launches(1, world_size=options.ranks)
     report("standby ranks, when they are ready", launches(5, wait_for_standby, world_size=options.ranks))
     standby.off()
