@@ -58,9 +58,11 @@ def missed(how):
 
 
 def launched(function, *args, world_size=2, logged=None):
-    """A run in the background, each of whose ranks has logged."""
+    """A run in the background whose ranks have begun, and have logged so many values together."""
     run = labkit.launch(function, *args, world_size=world_size, wait=False, live=False)
-    wait_until(lambda: len(run.history) >= (logged or world_size) or run.over.is_set())
+    wait_until(
+        lambda: ("starting" not in run.states and len(run.history) >= (logged or world_size)) or run.over.is_set()
+    )
     assert run.status == "running", run.error
     return run
 
