@@ -289,6 +289,7 @@ def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None
 
 
 _popens: weakref.WeakSet[Any] = weakref.WeakSet()
+"""What multiprocessing has of each rank, with this end of the rank's pipe from here among its descriptors."""
 
 
 def _close_lifelines() -> None:

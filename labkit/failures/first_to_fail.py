@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
-
 from labkit.failures import ledger
 from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
 from labkit.failures.exit_codes import in_words
@@ -49,7 +47,7 @@ def _has_failed(rank: RankFacts) -> bool:
 
 
 def _order(rank: RankFacts) -> tuple[int, float]:
-    """Return what sorts ranks that have failed: causes before evidence, and then the earliest first."""
+    """Return the sort key of a rank that has failed: causes come before evidence, then the earliest."""
     if rank.failure is None:
         if was_aborted_by_watchdog(rank):
             return 1, rank.exit_s
@@ -108,12 +106,12 @@ def outcome(rank: RankFacts) -> str:
         return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
-        why = shorten(summary.partition(". ")[0], 100, placeholder=" …")
+        why = _cut_off(summary.partition(". ")[0], 100)
         if lost_peer(rank) and limit_s(rank) is not None:
             return f"gave up waiting as a consequence ({why})"
         if lost_peer(rank):
             return f"lost its connection as a consequence ({why})"
-        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {shorten(summary, 200, placeholder=' …')}"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {_cut_off(summary, 200)}"
     if rank.unseen and rank.last_step is None:
         return "sent no report"
     if rank.ended_by_us:
@@ -124,3 +122,7 @@ def outcome(rank: RankFacts) -> str:
     if rank.exit_code is not None:
         return f"died too ({in_words(rank.exit_code)})"
     return "was still running when the run ended"
+
+
+def _cut_off(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"

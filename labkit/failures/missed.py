@@ -15,7 +15,7 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_co
 """Collectives to which every rank brings the same number of elements. To a scatter only the root brings some."""
 
 SILENT = "it did not answer (its process is stopped, or native code holds the GIL)"
-"""Why the calls of a rank that has been asked in vain are not known."""
+"""Why the calls of a rank that did not answer are unknown."""
 
 
 class Call(NamedTuple):
@@ -183,7 +183,7 @@ class Comparison:
         return None
 
     def waits(self, rank: int) -> list[Wait]:
-        """Return what keeps a rank: the rank that it sends to or receives from, or its calls that have not finished."""
+        """Return what a rank waits for: its peer in a send or receive, or else its calls that have not finished."""
         own = self.ranks.get(rank)
         if own is None:
             return []

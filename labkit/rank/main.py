@@ -63,7 +63,7 @@ BROKEN = (
 
 
 KILLED_S = 1.0
-"""How long one that is killed may take to be gone: milliseconds, unless the system holds it."""
+"""How long a child that is killed may take to be gone: milliseconds, unless the system holds it."""
 
 
 def fast_exit(code: int) -> NoReturn:

@@ -52,7 +52,7 @@ def has_kernel() -> bool:
 def at_shutdown(end: Callable[..., None]) -> None:
     """Have something done as the kernel is asked to shut down. It asks processes of its own group to end, and waits."""
     if has_kernel():
-        shell().observe(end, "exit_now")  # the same thing once
+        shell().observe(end, "exit_now")  # which keeps each function once
 
 
 def is_interactive() -> bool:

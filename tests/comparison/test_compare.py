@@ -140,7 +140,7 @@ def test_functions_are_launched_and_held_against_the_first(tmp_path, capsys):
         for title, count in (("one", 1), ("ddp", 2))
         for rank in range(count)
         for row in (f"rank {rank}", f"{rank}: collectives")
-        if (title, row) != ("one", "0: collectives")  # of which one process has none
+        if (title, row) != ("one", "0: collectives")  # one process has no collectives
     }
     assert compared.runs["ddp"].trace.steps == 2
     beside = compare({"ddp": compared.runs["ddp"], "traced": traced}).frame()

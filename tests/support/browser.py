@@ -180,10 +180,9 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
-    keep = tempfile.TemporaryDirectory(prefix="labkit-test-")
+    # Not in TMPDIR: Chromium ends where the path of its socket is longer than a socket's may be, some 100 characters.
+    keep = tempfile.TemporaryDirectory(prefix="labkit-test-", dir="/tmp")
     state = Path(keep.name)
-    # Chromium ends where the path of its socket, in TMPDIR, is longer than a socket's may be, some 100 characters.
-    brief = tempfile.TemporaryDirectory(prefix="labkit-test-", dir="/tmp")
     for file, settings in QUIETLY.items():
         (state / file).parent.mkdir(parents=True, exist_ok=True)
         (state / file).write_text(settings)
@@ -212,7 +211,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     try:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(
-                executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS, env={**os.environ, "TMPDIR": brief.name}
+                executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS, env={**os.environ, "TMPDIR": keep.name}
             )
             page = chromium.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(1000 * LONG_S)
@@ -226,7 +225,6 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
             server.kill()
             server.wait()
         keep.cleanup()
-        brief.cleanup()
 
 
 @contextlib.contextmanager
