@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 # The environment with the oldest versions, and the copy of the tests that runs there on the wheel.
 OLDEST := build/oldest
 OLDEST_TESTS ?= @.ci/oldest-tests.txt
+# The environment with the newest versions, whichever they are today.
+NEWEST := build/newest
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
 # Tests also wait, half of the time: a process a core, and two more, but not so many that ranks fill the memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')
 
-.PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks clean
+.PHONY: help setup lab test test-wide test-long check dist test-oldest test-newest test-gpu notebooks site lint format constraints benchmarks clean
 
 help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
@@ -23,6 +25,7 @@ help:
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
+	@echo "make test-newest run the tests with the newest version of everything, in build/newest, as CI does once a week"
 	@echo "make test-gpu    what only a GPU can show, with the torch that is there"
 	@echo "make notebooks   run every notebook headless; the executed ones are in build/notebooks"
 	@echo "make site        the guide, the lessons as they ran, a reference of every name and error, with a search: build/site"
@@ -70,6 +73,14 @@ test-oldest: dist
 	mkdir $(OLDEST)-tests
 	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests
 	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(OLDEST_TESTS) $(PYTEST_OPTIONS)
+
+# cloudpickle 3.1.3 changed what tracebacks show, and nobody was told: so CI asks once a week. First come the versions that
+# differ from those of .ci/constraints.txt.
+test-newest:
+	$(call make_venv,$(NEWEST))
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[test]"
+	@$(NEWEST)/bin/python -m pip freeze --all --exclude pip --exclude-editable | diff .ci/constraints.txt - | grep "^[<>]" || true
+	$(NEWEST)/bin/python -m pytest -o cache_dir=build/newest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:

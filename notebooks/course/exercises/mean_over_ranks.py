@@ -21,7 +21,7 @@ EXERCISE = Exercise(
     ),
     why="An all-reduce is the same call on every rank, and leaves the same sum on each.",
     allowed=("all_reduce",),
-    cases=({"salt": "a"}, {"salt": "b"}),
+    cases=({"values": "first"}, {"values": "second"}),
 )
 
 
@@ -34,18 +34,18 @@ def mean_over_ranks(value):
 
 
 @EXERCISE.trial
-def trial(t: Trial, salt: str) -> None:
+def trial(t: Trial, values: str) -> None:
     """Call it with another value on each rank."""
-    values = [t.numbers(1, of=rank, salt=salt) for rank in range(t.world_size)]
-    found = t.call(values[t.rank].item())
+    each = [t.numbers(1, of=rank, salt=values) for rank in range(t.world_size)]
+    found = t.call(each[t.rank].item())
     nothing = ": no return?" if found is None else ""
     t.require(isinstance(found, float), f"returned a {type(found).__name__}, expected a float{nothing}")
-    total = torch.stack(values).sum()
-    known = {"this rank's own value": values[t.rank][0], "summed, not averaged?": total}
+    total = torch.stack(each).sum()
+    known = {"this rank's own value": each[t.rank][0], "summed, not averaged?": total}
     t.equal("mean", torch.tensor(found), total / t.world_size, known=known)
 
 
 @EXERCISE.best
-def best(world_size: int, salt: str) -> Cost:
+def best(world_size: int, values: str) -> Cost:
     """Return one all-reduce of one number."""
     return Cost.all_reduce(4, world_size)
