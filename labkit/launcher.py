@@ -15,7 +15,7 @@ from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, namin
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import check_not_forked
-from labkit.monitor.active_runs import active_runs, end_all
+from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
 from labkit.protocol import modules
 from labkit.protocol.job import Job
@@ -139,7 +139,7 @@ def launch(
     engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
     run = Run(engine, world_size, name, stall_s, observers)
     run.launched_by = kernel.this_execution()
-    kernel.at_shutdown(end_all)
+    kernel.end_ranks_at_shutdown()
     _stop_earlier(run)
     try:
         run.start(job)

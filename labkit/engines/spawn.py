@@ -11,9 +11,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.resource_tracker import ensure_running
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,6 +32,9 @@ answer can hold one indefinitely, and nobody is to wait for that."""
 
 LOOK_EVERY_S = 0.02
 """Time between two looks whether a process has ended of which its sentinel does not tell."""
+
+TRACKER_S = 1.0
+"""How long multiprocessing's resource tracker may take to end: milliseconds, unless others have its pipe."""
 
 UNKNOWN = 255
 """The exit code of a process whose own did not come."""
@@ -119,10 +121,10 @@ class RankProcess:
             return self._is_closed or self._has_ended()
 
     def _has_ended(self) -> bool:
+        """Whether it is gone. As soon as that is seen, so is what it has started: nobody else has its number yet."""
         # Not by its sentinel: what it has forked may hold that open, and it may have closed that itself.
         ended = self.process.exitcode is not None or not psutil.pid_exists(self.pid)
         if ended and not self._session_is_ended:
-            # At once: while anybody is in its session, nobody else has the number.
             self._session_is_ended = True
             host.end_session(self.pid)
         return ended
@@ -223,7 +225,7 @@ def _start(ends: list[RankPipes], ahead_of_torch: bool) -> list[Any]:
     # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that is
     # still importing does not die of it; `spawned.main` then ignores the signal. multiprocessing's resource tracker
     # takes the mask away as it starts, so it is to be there before.
-    ensure_running()
+    resource_tracker.ensure_running()
     host.hold_back_signals()
     with _nothing_in_place_of_main():
         processes = _start_ahead_of_torch(ends) if ahead_of_torch else _start_with_torch(ends)
@@ -299,6 +301,23 @@ def _close_lifelines() -> None:
 
 
 os.register_at_fork(after_in_child=_close_lifelines)
+
+
+def end_all() -> None:
+    """End every rank, and multiprocessing's resource tracker, which ends when no process has its pipe any more.
+
+    For a kernel that shuts down: ipykernel waits half a minute for its children, and the tracker ignores SIGTERM.
+    """
+    ending = [popen for popen in _popens if popen.poll() is None]
+    for popen in ending:
+        host.end_session(popen.pid)
+        popen.kill()
+    for popen in ending:
+        popen.wait(TRACKER_S)
+    # Whatever else the notebook has forked may have that pipe, too: it is not waited for.
+    stopping = threading.Thread(target=resource_tracker._resource_tracker._stop, daemon=True)  # type: ignore[attr-defined]
+    stopping.start()
+    stopping.join(TRACKER_S)
 
 
 def check_not_forked() -> None:

@@ -6,6 +6,7 @@ import atexit
 import logging
 import weakref
 
+from labkit.engines import spawn, standby
 from labkit.engines.base import Engine
 from labkit.monitor.record import RunRecord
 
@@ -19,8 +20,15 @@ def run_of(engine: Engine) -> RunRecord | None:
     return next((run for run in list(active_runs) if run.engine is engine), None)
 
 
+def end_runs_and_ranks() -> None:
+    """Leave neither runs nor ranks when the kernel is asked to shut down, nor what it would wait for."""
+    end_all()
+    standby.off()  # and none is being spawned
+    spawn.end_all()
+
+
 @atexit.register
-def end_all(_: object = None) -> None:
+def end_all() -> None:
     """Leave no rank behind when the notebook's kernel, or a script, ends."""
     ending = [run for run in active_runs if not run.engine.outlives_notebook]
     for run in ending:

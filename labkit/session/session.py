@@ -95,6 +95,7 @@ class Session(Target):
         self._number, self._why, self._closing = next(numbers), "", threading.Lock()
         check_not_forked()
         _close_what_this_cell_made_before(self._made_in)
+        kernel.end_ranks_at_shutdown()
         self._reserve = reserve = Reserve(world_size)
         try:
             self._turns = Turns()

@@ -11,7 +11,6 @@ import linecache
 import logging
 import re
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -49,10 +48,16 @@ def has_kernel() -> bool:
     return "ipykernel" in sys.modules and getattr(shell(), "kernel", None) is not None
 
 
-def at_shutdown(end: Callable[..., None]) -> None:
-    """Have something done as the kernel is asked to shut down. It asks processes of its own group to end, and waits."""
+def end_ranks_at_shutdown() -> None:
+    """Have runs and ranks end as the kernel is asked to shut down: ipykernel waits for what it has started."""
     if has_kernel():
-        shell().observe(end, "exit_now")  # which keeps each function once
+        shell().observe(_end_ranks, "exit_now")  # which keeps each function once
+
+
+def _end_ranks(_: object) -> None:
+    from labkit.monitor.active_runs import end_runs_and_ranks
+
+    end_runs_and_ranks()
 
 
 def is_interactive() -> bool:

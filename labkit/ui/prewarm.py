@@ -42,6 +42,7 @@ def begin_when_idle() -> None:
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     import pandas  # noqa: F401
 
+    kernel.end_ranks_at_shutdown()
     # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
     threading.Thread(target=_prewarm, args=(kernel.is_interactive(),), name="labkit-prewarm", daemon=True).start()
 

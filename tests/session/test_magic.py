@@ -127,3 +127,19 @@ def test_ranks_end_with_the_kernel(notebook):
     assert len(ranks) == 2
     notebook.shut_down()
     notebook.wait_until_gone(ranks)
+
+
+@pytest.mark.cold  # a forked kernel's children are others
+def test_a_kernel_that_shuts_down_leaves_ipykernel_nothing_to_wait_for(tmp_path):
+    """It would wait half a minute. Jupyter ends it after seconds: by SIGTERM, without exit handlers."""
+    notebook = Notebook(tmp_path)
+    notebook.run("%load_ext labkit")
+    notebook.run("%%ranks 1\n1")
+    cell = notebook.run("""
+        import psutil
+        before = len(psutil.Process().children())
+        get_ipython().exit_now = True
+        print(before, psutil.Process().children(recursive=True))
+    """)
+    assert cell.stdout == "2 []\n", "the rank, and multiprocessing's resource tracker"
+    notebook.close()
