@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -57,34 +56,24 @@ def delays_s(on: Any, values: int) -> list[float]:
     return found
 
 
-def print_launches(times: list[tuple[float, float]], begins: str) -> None:
-    """Print what `first_value_s` has found."""
-    for what, each in zip((begins, "first value seen"), zip(*times, strict=True), strict=False):
-        print(f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})", flush=True)
-
-
-def print_delays(found_s: list[float]) -> None:
-    """Print what `delays_s` has found."""
-    delays = sorted(1000 * delay for delay in found_s)
-    p99 = delays[int(0.99 * (len(delays) - 1))]
-    print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms", flush=True)
-
-
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--values", type=int, default=400, help="that each of two ranks logs")
     options = parser.parse_args()
-    print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    with tempfile.TemporaryDirectory() as folder:
-        if options.launches or options.values:
-            with cluster.running():
-                time.sleep(4)  # a controller that has just started waits three seconds before its first job
-                on = labkit.Slurm(nodes=2, folder=folder)
-                print_launches([first_value_s(on) for _ in range(options.launches)], "job runs")
-                if options.values:
-                    print_delays(delays_s(on, options.values))
-    print(f"load after: {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as folder, cluster.running():
+        time.sleep(4)  # a controller that has just started waits three seconds before its first job
+        on = labkit.Slurm(nodes=2, folder=folder)
+        times = zip(*(first_value_s(on) for _ in range(options.launches)), strict=True)
+        for what, each in zip(("job runs", "first value seen"), times, strict=True):
+            print(
+                f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})",
+                flush=True,
+            )
+        delays = sorted(1000 * delay for delay in delays_s(on, options.values))
+        p99 = delays[int(0.99 * (len(delays) - 1))]
+        print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms")
 
 
 if __name__ == "__main__":

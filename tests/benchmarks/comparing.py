@@ -1,81 +1,71 @@
-"""`python -m tests.benchmarks.comparing`: one process against DDP, by the clock, by the processor's time, by counting.
+"""Measure how well the times of a comparison hold on a busy machine: `computed ms`, of which the guide says it, and
+`step ms`.
 
-Each of the networks is compared `times` times on two ranks, beside `busy` programs that only compute:
-`python -m tests.benchmarks.comparing 10 2`.
+DDP is compared with one process on two ranks, alone and beside programs that only compute.
+
+    python -m tests.benchmarks.comparing --times 5 --busy 2
 """
 
 from __future__ import annotations
 
+import argparse
+import statistics
 import subprocess
 import sys
-import time
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.comparison.compare import compare
 
-COUNTED = ["GFLOP", "sent MiB", "parameters MiB", "gradients MiB", "optimizer MiB", "activations MiB", "buckets MiB"]
+TIMES = ["step ms", "computed ms"]
 
 
-def train(worker, width, batch, steps, wrap=lambda model: model):
+def train(worker, wrap=lambda model: model):
     """Train an MLP of four layers."""
     torch.manual_seed(0)
-    sizes = (64, width, width, width, 10)
-    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
-    model = nn.Sequential(*layers[:-1])
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(768, 768), nn.ReLU())))
     wrapped = wrap(model)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        inputs, targets = (
-            torch.randn(batch, 64, generator=generator),
-            torch.randint(0, 10, (batch,), generator=generator),
-        )
-        inputs, targets = (each.chunk(worker.world_size)[worker.rank] for each in (inputs, targets))
+    for _ in range(28):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(wrapped(inputs), targets)
+        loss = wrapped(torch.randn(256 // worker.world_size, 768)).square().mean()
         loss.backward()
         optimizer.step()
-        worker.log(loss=loss.item())
-    return model.state_dict()
+        worker.log(loss=loss)
 
 
-def ddp(worker, width, batch, steps):
+def ddp(worker):
     """Train it with DDP."""
-    return train(worker, width, batch, steps, DistributedDataParallel)
+    train(worker, DistributedDataParallel)
 
 
-def main(times: int = 3, busy: int = 0) -> None:
-    """Print what is found."""
-    spinning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(busy)]
-    try:
-        with labkit.Session(2) as ranks:
-            for width, batch in ((768, 64), (768, 256), (768, 1024), (1536, 1024)):
-                counted = set()
-                for _ in range(times):
-                    began_s = time.monotonic()
-                    options = {"on": ranks, "live": False, "width": width, "batch": batch, "steps": 28}
-                    compared = compare({"one process": train, "DDP": ddp}, world_size={"one process": 1}, **options)
-                    frame = compared.frame()
-                    one_ms, many_ms = frame["step ms"]
-                    by_processor = frame["computed ms"].iloc[0] / frame["computed ms"].iloc[1]
-                    counted.add(tuple(frame[COUNTED].to_numpy().ravel().tolist()))
-                    print(
-                        f"width {width}, batch {batch}: {one_ms:.1f} and {many_ms:.1f} ms, {one_ms / many_ms:.2f} × by "
-                        f"the clock, {by_processor:.2f} × by processor time; speed-up {frame['speed-up'].iloc[1]:.2f}, "
-                        f"difference {frame['difference'].iloc[1]:.0e}, {time.monotonic() - began_s:.1f} s; "
-                        f"{compared.doubts()}",
-                        flush=True,
-                    )
-                print(f"  counted columns: {len(counted)} kinds of rows in {times} comparisons", flush=True)
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
+def main() -> None:
+    """Print the medians of each time, alone and beside others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=5, help="how often to compare")
+    parser.add_argument("--busy", type=int, default=2, help="programs that only compute")
+    options = parser.parse_args()
+    with labkit.Session(2) as ranks:
+        for busy in (0, options.busy):
+            spinning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(busy)]
+            try:
+                compared = {"one process": train, "DDP": ddp}
+                frames = [
+                    labkit.compare(compared, world_size={"one process": 1}, on=ranks, live=False).frame()
+                    for _ in range(options.times)
+                ]
+            finally:
+                for process in spinning:
+                    process.kill()
+                    process.wait()
+            for row, title in enumerate(compared):
+                medians = (
+                    f"{statistics.median(frame[time].iloc[row] for frame in frames):.1f} {time}" for time in TIMES
+                )
+                print(f"{title}, beside {busy} programs: {', '.join(medians)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    main()

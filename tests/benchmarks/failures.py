@@ -4,7 +4,7 @@ named, and how long after the failure the error is there.
 World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone; with --reserved all trials are
 on the ranks of one session, and each finds what those before have left of them. The table grows as rows end.
 
-    python tests/benchmarks/failures.py --trials 100 --rows SIGKILL sys.exit --world-sizes 2,3,4
+    python -m tests.benchmarks.failures --trials 100 --rows SIGKILL sys.exit --world-sizes 2,3,4
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its table too
-
-import labkit  # noqa: E402
-from labkit.engines import standby  # noqa: E402
-from tests.support.failures import ROWS, trial  # noqa: E402
+import labkit
+from labkit.engines import standby
+from tests.support.failures import ROWS, trial
 
 
 class Trial(NamedTuple):
@@ -67,28 +63,20 @@ def in_a_row(row: str, trials: list[Trial]) -> str:
     return f"| {row} | {sum(t.right for t in trials)} of {len(trials)} | {times} |"
 
 
-def chosen(names: list[str]) -> list[str]:
-    """Give the rows that were asked for, all by default. Ends the program on a name that is no row."""
-    unknown = [name for name in names if name not in ROWS]
-    if unknown:
-        sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    return names or list(ROWS)
-
-
 def main() -> None:
     """Try every row, and print the table as it grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100, help="of each row")
-    parser.add_argument("--rows", nargs="*", default=[], help="all by default")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="all by default")
     parser.add_argument("--world-sizes", default="2,3,4")
     parser.add_argument("--reserved", action="store_true", help="on the ranks of a session")
     options = parser.parse_args()
-    rows, world_sizes = chosen(options.rows), [int(size) for size in options.world_sizes.split(",")]
+    world_sizes = [int(size) for size in options.world_sizes.split(",")]
     standby.off()
     print("| way to fail | right rank named | median s | greatest s |\n|---|---|---|---|", flush=True)
     done: list[Trial] = []
     session = labkit.Session(max(world_sizes)) if options.reserved else None
-    for row in rows:
+    for row in options.rows:
         these = []
         for world_size, rank in itertools.islice(places(world_sizes), options.trials):
             these.append(try_once(row, world_size, rank, session))

@@ -8,7 +8,7 @@ Every figure is a ratio within one run, or said with its spread; nothing here is
 
 What log calls cost: `log_cost.py`.
 
-    python tests/benchmarks/launch.py --root /path/to/data --dataset mnist --repeats 3
+    python -m tests.benchmarks.launch --root /path/to/data --dataset mnist --repeats 3
 """
 
 from __future__ import annotations
