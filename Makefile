@@ -87,7 +87,7 @@ test-gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -v tests/gpu
 
 notebooks: setup
-	$(BIN)/python tests/tools/run_notebooks.py --out build/notebooks $(PARAMETERS)
+	$(BIN)/python -m tests.tools.run_notebooks --out build/notebooks $(PARAMETERS)
 
 # Of lessons that were run before; LESSONS=no does without them.
 site: setup

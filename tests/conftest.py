@@ -21,7 +21,9 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from labkit.engines.rendezvous import PREFIX
 from tests.support import cluster, prefork, programs, ray_nodes, workloads
 from tests.support.cluster import DAEMONS
 from tests.support.order import FILE_S
+from tests.support.repository import ROOT
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -85,6 +88,15 @@ def end_of(run):
     """Wait until a run on a cluster is over, but not for ever; give its error."""
     assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
     return run.error
+
+
+def printed_by_a_notebook_that_is_killed(code):
+    """Run code, and kill the process at its end, as a kernel may be; return the words that it has printed."""
+    before = "import os, time, labkit\nfrom tests.support import elsewhere\n"
+    command = [sys.executable, "-c", f"{before}{textwrap.dedent(code)}\nos.kill(os.getpid(), 9)"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout.split()
 
 
 def start_of(run):

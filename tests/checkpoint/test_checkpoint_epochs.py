@@ -42,6 +42,7 @@ class Stream(IterableDataset):
 
 EXACT = {
     "in order": lambda g: DataLoader(range(SAMPLES), BATCH),
+    "shuffled": lambda g: DataLoader(range(SAMPLES), BATCH, shuffle=True),
     "one generator for order and noise": lambda g: DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=g),
     "batch_sampler with a generator": lambda g: DataLoader(
         range(SAMPLES), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES), generator=g), BATCH, False)

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,8 +32,8 @@ pytestmark = [
 MARKER = "LABKIT_ORPHANS_TRIAL"
 LISTENS = "0A"
 """A socket's state, in /proc/net/tcp."""
-APART = ("resource_tracker", "ipykernel_launcher", "jupyter_server")
-"""What is neither a rank nor loads data; what forks a kernel's ranks, or a server's kernels, is called like it."""
+APART = ("resource_tracker", "ipykernel_launcher")
+"""What is neither a rank nor loads data; what forks a kernel's ranks is called like it."""
 
 BUSY = """
 import os, re, time, torch, labkit, torch.distributed as dist
@@ -235,68 +234,67 @@ def test_no_rank_outlives_a_kernel_that(how, trial, tmp_path):
         log.close()
 
 
-# The Jupyter server
+# A script
 
 
-# A script, in the middle of starting ranks
+SCRIPT = """
+print("launching", flush=True)
+run = labkit.launch(busy, world_size=2, wait=False, live=False)
+while any("goes on" not in text for text in run.output):
+    time.sleep(0.02)
+print("busy", flush=True)
+{then}
+run.wait()
+"""
+
+
+@pytest.fixture
+def script(trial, tmp_path):
+    """Begin a program that launches two ranks, and does something then; it is ended with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(then=""):
+            file = tmp_path / "script.py"
+            file.write_text(BUSY + SCRIPT.format(then=then))
+            options = {"cwd": tmp_path, "env": trial.environment, "stdout": subprocess.PIPE, "text": True}
+            program = stack.enter_context(subprocess.Popen([sys.executable, file], start_new_session=True, **options))
+            stack.callback(program.kill)
+            assert program.stdout.readline() == "launching\n"
+            return program
+
+        yield begin
 
 
 @pytest.mark.parametrize("share", few([0.0, 0.04, 0.15, 0.4, 0.8], lambda share: share == 0.15))
-def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(share, trial, tmp_path):
+def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(share, trial, script):
     """After so great a share of the time that starting takes here."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        BUSY + "print('launching', flush=True)\nlabkit.launch(busy, world_size=2, wait=False, live=False).wait()\n"
-    )
-    program = subprocess.Popen(
-        [sys.executable, str(script)], cwd=tmp_path, env=trial.environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert program.stdout.readline() == "launching\n"
-        time.sleep(share * trial.start_s)
-        trial.look()
-        program.kill()
-        program.wait()
-        trial.assert_nothing_is_left(was_killed=True)
-    finally:
-        program.kill()
-        program.wait()
-        program.stdout.close()
-    shutil.rmtree(trial.temp)
-
-
-def test_nothing_is_left_when_the_whole_process_group_is_killed_at_once(trial, tmp_path):
-    """Nobody survives who could tidy up: neither notebook nor ranks, nor multiprocessing's resource tracker."""
-    script = tmp_path / "script.py"
-    launch = "run = labkit.launch(busy, world_size=2, wait=False, live=False)\n"
-    launch += "while any('goes on' not in text for text in run.output): time.sleep(0.02)\nprint('busy', flush=True)\n"
-    script.write_text(BUSY + launch + "run.wait()\n")
-    program = subprocess.Popen(
-        [sys.executable, script], env=trial.environment, start_new_session=True, stdout=subprocess.PIPE
-    )
-    with program:
-        assert program.stdout.readline() == b"busy\n"
-        assert len(trial.look()) >= 3
-        os.killpg(program.pid, signal.SIGKILL)
+    program = script()
+    time.sleep(share * trial.start_s)
+    trial.look()
+    program.kill()
+    program.wait()
     trial.assert_nothing_is_left(was_killed=True)
 
 
-def test_no_rank_outlives_a_script_that_is_killed_while_a_fork_of_it_goes_on(trial, tmp_path):
+def test_nothing_is_left_when_the_whole_process_group_is_killed_at_once(trial, script):
+    """Nobody survives who could tidy up: neither notebook nor ranks, nor multiprocessing's resource tracker."""
+    program = script()
+    assert program.stdout.readline() == "busy\n"
+    assert len(trial.look()) >= 3
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    trial.assert_nothing_is_left(was_killed=True)
+
+
+def test_no_rank_outlives_a_script_that_is_killed_while_a_fork_of_it_goes_on(trial, script):
     """A pool's worker, say, which has copies of all that the script has open."""
-    script = tmp_path / "script.py"
-    launch = "run = labkit.launch(busy, world_size=2, wait=False, live=False)\n"
-    launch += "while any('goes on' not in text for text in run.output): time.sleep(0.02)\n"
-    launch += "if not (pid := os.fork()): time.sleep(1000)\nprint(pid, flush=True)\nrun.wait()\n"
-    script.write_text(BUSY + launch)
-    program = subprocess.Popen(
-        [sys.executable, script], cwd=tmp_path, env=trial.environment, stdout=subprocess.PIPE, text=True
-    )
-    with program:
-        fork = psutil.Process(int(program.stdout.readline()))
-        try:
-            assert len(trial.look()) >= 4
-            program.kill()
-            left = trial.processes() - {fork}
-            wait_until(lambda: not any(lives(p.pid) and "resource_tracker" not in command_of(p) for p in left))
-        finally:
-            fork.kill()
+    program = script("if not (pid := os.fork()): time.sleep(1000)\nprint(pid, flush=True)")
+    assert program.stdout.readline() == "busy\n"
+    fork = psutil.Process(int(program.stdout.readline()))
+    try:
+        assert len(trial.look()) >= 4
+        program.kill()
+        left = trial.processes() - {fork}
+        wait_until(lambda: not any(lives(p.pid) and "resource_tracker" not in command_of(p) for p in left))
+    finally:
+        fork.kill()

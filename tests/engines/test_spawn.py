@@ -177,7 +177,7 @@ def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):
     assert rank.has_ended
 
 
-@pytest.mark.spawns  # multiprocessing\'s resource tracker, where no test before has
+@pytest.mark.spawns  # multiprocessing's resource tracker, where no test before has
 def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
     """Too many open files, say: those that began end when their channels close."""
     opened = []
@@ -257,7 +257,7 @@ def launch_there(answers):
 
 
 @pytest.mark.spawns
-def test_a_launch_in_a_fork_of_the_notebook_is_refused(rank):
+def test_a_launch_in_a_fork_of_the_notebook_is_refused():
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
     child = fork.Process(target=launch_there, args=(answers,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -20,15 +19,13 @@ from tests.support import workloads
 pytestmark = pytest.mark.spawns
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """The notebook's own work, as standby sees it: none, until a test says otherwise."""
-    load = {"share": 0.0}
-    used_s = SimpleNamespace(monotonic=time.monotonic, process_time=lambda: load["share"] * time.monotonic())
-    monkeypatch.setattr(standby.idle, "time", used_s)
-    assert standby._runs == 0, "an earlier test's run is still going"
+@pytest.fixture(autouse=True)
+def is_on(monkeypatch):
+    """Ranks stand by, and the notebook seems to have no work of its own."""
+    idle = SimpleNamespace(monotonic=time.monotonic, process_time=lambda: 0.0)
+    monkeypatch.setattr(standby.idle, "time", idle)
     standby.on()
-    yield load
+    yield
     standby.off()
 
 
@@ -38,12 +35,6 @@ def stand_by(count):
     standby.done(count)
     wait_until(lambda: len(standby.pids()) == count)
     return standby.pids()
-
-
-def wait_until_warm(pids):
-    """Wait until the ranks that stand by say that they have imported all they want to."""
-    assert standby.pids() == pids
-    wait_until(standby.warm, LONG_S)
 
 
 def assert_stays(condition, for_s=1.0):
@@ -65,7 +56,7 @@ def pids_of_a_run(**options):
 # Used once
 
 
-def test_each_run_gets_the_ranks_that_stood_by_and_never_one_that_was_used(machine):
+def test_each_run_gets_the_ranks_that_stood_by_and_never_one_that_was_used():
     seen = set(pids_of_a_run())
     for _ in range(2):
         wait_until(lambda: len(standby.pids()) == 2)
@@ -76,38 +67,6 @@ def test_each_run_gets_the_ranks_that_stood_by_and_never_one_that_was_used(machi
         seen |= set(ready)
 
 
-def leave_traces(worker):
-    """Change all that a process has, and give what was found before."""
-    found = (
-        hasattr(torch, "labkit_trace"),
-        os.environ.get("TRACE"),
-        os.getcwd(),
-        "/trace" in sys.path,
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        sorted(t.name for t in threading.enumerate()),
-    )
-    torch.labkit_trace = True
-    os.environ["TRACE"] = "left"
-    os.chdir("/")
-    sys.path.append("/trace")
-    torch.set_num_threads(7)
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(99)
-    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
-    return found
-
-
-def test_nothing_of_an_earlier_run_is_seen(machine):
-    first = labkit.launch(leave_traces, live=False).results
-    wait_until(lambda: len(standby.pids()) == 2)
-    ready = standby.pids()
-    second = labkit.launch(leave_traces, live=False).results
-    assert not any(map(lives, ready)), "they were used"
-    assert first == second
-    assert first[0][:2] == (False, None)
-
-
 def draw(worker, own_seed=None):
     if own_seed is not None:
         torch.manual_seed(own_seed)
@@ -116,10 +75,10 @@ def draw(worker, own_seed=None):
 
 
 @pytest.mark.cold
-def test_random_numbers_are_those_of_a_rank_that_starts_cold(machine):
+def test_random_numbers_are_those_of_a_rank_that_starts_cold():
     (cold,) = labkit.launch(draw, world_size=1, seed=0, live=False).results
     (ready,) = stand_by(1)
-    wait_until_warm([ready])
+    wait_until(standby.warm, LONG_S)
     (warm,) = labkit.launch(draw, world_size=1, seed=0, live=False).results
     assert warm[0] == ready
     assert warm[1] == cold[1]
@@ -132,7 +91,7 @@ def surroundings(worker):
     return os.environ.get("LABKIT_TEST"), os.getcwd(), sys.path[0]
 
 
-def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, monkeypatch, tmp_path):
+def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(monkeypatch, tmp_path):
     ready = stand_by(1)
     monkeypatch.setenv("LABKIT_TEST", "changed")
     monkeypatch.chdir(tmp_path)
@@ -146,7 +105,7 @@ def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, monkey
 
 
 @pytest.mark.cold
-def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
+def test_a_run_takes_those_that_still_import_rather_than_start_others():
     ready = stand_by(2)
     assert not standby.warm()
     assert pids_of_a_run() == ready
@@ -155,7 +114,7 @@ def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
 # More, fewer, dead
 
 
-def test_a_smaller_run_takes_some_and_a_greater_one_starts_the_rest(machine):
+def test_a_smaller_run_takes_some_and_a_greater_one_starts_the_rest():
     ready = stand_by(2)
     assert pids_of_a_run(world_size=1) == ready[:1]
     wait_until(lambda: standby.pids() == ready[1:])
@@ -167,7 +126,7 @@ def test_a_smaller_run_takes_some_and_a_greater_one_starts_the_rest(machine):
     wait_until(lambda: len(standby.pids()) == 3)
 
 
-def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
+def test_a_rank_that_was_killed_while_it_stood_by_is_replaced():
     ready = stand_by(2)
     os.kill(ready[0], signal.SIGKILL)
     wait_until(lambda: standby.pids() == ready[1:])  # its last thread has ended, too
@@ -179,7 +138,7 @@ def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
 # When they come and go
 
 
-def test_none_is_started_while_a_run_is_going(machine):
+def test_none_is_started_while_a_run_is_going():
     going = labkit.launch(workloads.spin, wait=False, live=False)
     assert pids_of_a_run(world_size=1)
     assert_stays(lambda: standby.pids() == [])
@@ -193,7 +152,7 @@ def test_a_number_of_ranks_that_is_none_is_refused(world_size):
         standby.on(world_size)
 
 
-def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
+def test_those_that_wait_for_long_are_let_go(monkeypatch):
     monkeypatch.setattr(standby, "KEEP_S", 2.0)
     ready = stand_by(1)
     wait_until(lambda: standby.pids() == [])
@@ -201,7 +160,7 @@ def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
     assert pids_of_a_run(world_size=1) != ready
 
 
-def test_switched_off_those_there_are_end_and_none_follows(machine):
+def test_switched_off_those_there_are_end_and_none_follows():
     ready = stand_by(2)
     standby.off()
     assert standby.pids() == []

@@ -6,19 +6,14 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
 import labkit
-from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.conftest import LONG_S, end_of, printed_by_a_notebook_that_is_killed, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -89,21 +84,14 @@ def test_all_ranks_begin_again_when_one_is_killed(launch, tmp_path):
 
 @pytest.mark.spawns
 def test_ranks_end_with_their_notebook(ray_cluster):
-    script = f"""
-        import labkit, os, time
-        from tests.support import elsewhere
+    words = printed_by_a_notebook_that_is_killed(f"""
         on = labkit.Ray(2, address={ray_cluster.address!r})
         run = labkit.launch(elsewhere.keep_logging, on=on, wait=False, live=False)
         while len(run.history) < 4:
             time.sleep(0.1)
         print(*run.history["pid"].astype(int).unique(), flush=True)
-        os.kill(os.getpid(), 9)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=LONG_S, check=False)
-    assert done.returncode == -signal.SIGKILL
-    pids = [int(word) for word in done.stdout.split()]
+    """)
+    pids = list(map(int, words))
     assert pids
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 

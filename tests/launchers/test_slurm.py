@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import signal
-import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 import labkit
-from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.conftest import LONG_S, end_of, printed_by_a_notebook_that_is_killed, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.cluster
-
-REPOSITORY = str(Path(__file__).parents[2])
 
 
 @pytest.fixture
@@ -108,17 +104,6 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
 # Failures
 
 
-def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_victims(launch, slurm, tmp_path):
-    run = launch(elsewhere.die, tmp_path / "go")
-    logged(run)
-    (tmp_path / "go").touch()
-    error = end_of(run)
-    assert error.rank == 1
-    assert "(SIGKILL)" in error.diagnosis.headline
-    assert ", after logging step 0" in error.diagnosis.headline
-    assert "rank 0" in str(error)
-
-
 def test_a_node_that_is_lost_is_named(launch, slurm):
     run = launch(elsewhere.keep_logging, requeue=False)
     logged(run)
@@ -141,23 +126,28 @@ def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(lau
     assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
 
 
+# Signals
+
+
+@pytest.mark.parametrize("name", few(["SIGUSR1", "SIGHUP", "SIGALRM", "SIGINT"], 4))
+def test_any_signal_that_a_user_sends_reaches_the_function(name, launch, slurm):
+    run = launch(elsewhere.wait_for_signal, name)
+    logged(run)
+    slurm.run("scancel", "--signal", name.removeprefix("SIG"), job_of(run))
+    run.wait(LONG_S)
+    assert run.status == "finished"
+    assert len(set(run.results)) == 1
+
+
 # The notebook
 
 
 def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path):
-    script = f"""
-        import os, signal, time
-        import labkit
-        from tests.support import elsewhere
+    (job,) = printed_by_a_notebook_that_is_killed(f"""
         on = labkit.Slurm(2, 1, folder={str(tmp_path / "runs")!r})
         run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "go")!r}, on=on, wait=False, live=False)
         print(run.engine.launched.job_id, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=LONG_S, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    job = done.stdout.strip()
+    """)
     run = labkit.attach(job)
     wait_for_step(run, 9)
     (tmp_path / "go").touch()
@@ -218,6 +208,61 @@ def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tm
     on = labkit.Slurm(folder=tmp_path / "file")
     with pytest.raises(OSError, match="cannot be made: Not a directory.*give another with folder="):
         labkit.launch(workloads.fit, on=on, live=False)
+
+
+# SLURM's commands: late, or failing
+
+
+@pytest.fixture
+def replace(tmp_path, monkeypatch):
+    """Put a shell script in the place of one of SLURM's commands; `$REAL` is the command itself."""
+    (tmp_path / "bin").mkdir()
+
+    def replace(name, script):
+        real = shutil.which(name, path=os.environ["PATH"].replace(f"{tmp_path / 'bin'}:", ""))
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    return replace
+
+
+def test_a_run_ends_though_squeue_fails_for_a_while_and_says_what_it_said(launch, replace):
+    run = launch(workloads.spin)
+    logged(run)
+    replace("squeue", 'echo "squeue: error: slurm_load_jobs error: Unexpected message received" >&2; exit 1')
+    wait_until(lambda: "Unexpected message received" in run.notice, LONG_S)
+    assert run.status == "running"
+    replace("squeue", 'exec "$REAL" "$@"')
+    run.stop()
+    assert (run.status, run.error) == ("stopped", None)
+
+
+def test_a_job_is_cancelled_though_scancel_fails_at_first(launch, replace, slurm):
+    run = launch(workloads.stuck)
+    wait_until(lambda: run.states == ["running"] * 2, LONG_S)
+    replace("scancel", 'echo "scancel: error: Kill job error on job id: Socket timed out" >&2; exit 1')
+    run.ask_to_stop(0.1)
+    wait_until(lambda: "could not be cancelled: " in run.notice or run.over.is_set(), LONG_S)
+    replace("scancel", 'exec "$REAL" "$@"')
+    assert run.over.wait(LONG_S)
+    assert run.status == "stopped"
+    wait_until(lambda: not slurm.jobs(), LONG_S)
+
+
+# An allocation that somebody holds
+
+
+def test_ranks_begin_in_an_allocation_and_leave_it_as_it_was(slurm, tmp_path):
+    job = slurm.run("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap=sleep 1000").strip()
+    wait_until(lambda: "RUNNING" in slurm.run("squeue", "-h", "-o", "%T", "-j", job), LONG_S)
+    on = labkit.Slurm(2, 1, folder=tmp_path, allocation=job)
+    for _ in range(2):
+        assert labkit.launch(elsewhere.rank_and_job, on=on, live=False).results == [(0, job), (1, job)]
+    error = end_of(labkit.launch(elsewhere.die, __file__, on=on, live=False, wait=False))
+    assert (error.rank, "(SIGKILL)" in str(error)) == (1, True)
+    assert slurm.jobs() == [job]
+    slurm.run("scancel", job)
 
 
 # attach

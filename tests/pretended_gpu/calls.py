@@ -114,15 +114,6 @@ def out_of_range(worker: Any) -> float:
     return layer(torch.tensor([at], device=worker.device)).sum().item()
 
 
-def logs_afterwards(worker: Any) -> None:
-    """Go on after a kernel has failed, as far as logging."""
-    value = torch.ones(1, device=worker.device)
-    try:
-        nn.Embedding(4, 2).to(worker.device)(torch.tensor([5], device=worker.device))
-    except RuntimeError:
-        worker.log(loss=value)
-
-
 def moves(worker: Any) -> float:
     """Hold a mebibyte on each GPU that the rank sees."""
     held = [torch.ones(2**18, device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
@@ -136,16 +127,12 @@ def reserved() -> Any:
         first = ran(where, on=ranks)
         failed = ran(out_of_range, on=ranks)
         again = ran(where, on=ranks)
-        logged = ran(logs_afterwards, on=ranks)
         held = ran(moves, on=ranks)
         ranks.run("x = torch.ones(2, device=worker.device); dist.all_reduce(x)")
         cells = ranks.values("[str(x.device), x.tolist()]")
     with labkit.Session(2 * GPUS) as ranks:
         one, all_ = ran(where, on=ranks, world_size=1), ran(where, on=ranks)
-    return {"first": first, "failed": failed, "again": again, "logged": logged, "held": held} | {
-        "cells": cells,
-        "of many": [one, all_],
-    }
+    return {"first": first, "failed": failed, "again": again, "held": held, "cells": cells, "of many": [one, all_]}
 
 
 def main() -> None:

@@ -129,6 +129,11 @@ def test_a_step_beyond_64_bits_is_refused_on_the_readers_line_and_the_rest_is_ke
     assert [step for _, step, _ in calls(sent)] == [*range(50), -(2**63), 2**63 - 1]
 
 
+def test_a_rank_that_has_no_whole_batch_expects_no_step_and_says_what_to_do(logging_rank):
+    with pytest.raises(ValueError, match="rank 2 expects 0 steps: with 4 ranks no whole batch is left"):
+        logging_rank[0].expect(0)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -27,8 +27,6 @@ GUIDE = {page: page.read_text() for page in sorted((ROOT / "notebooks" / "guide"
 SET_UP = GUIDE[ROOT / "notebooks" / "guide" / "set_up.md"]
 PAGES = {ROOT / "README.md": README, **GUIDE}
 """What a reader of the repository is told, by file."""
-TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", "\n".join(PAGES.values()), re.MULTILINE)))
-MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def test_conda_takes_python_only_and_the_rest_from_the_one_list():
@@ -129,10 +127,9 @@ def test_the_tests_with_the_oldest_versions_exist():
 
 @pytest.mark.spawns
 @pytest.mark.check
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_make_commands_in_the_readme_and_the_guide_exist(target):
-    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_the_make_commands_in_the_readme_and_the_guide_exist():
+    targets = set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", "\n".join(PAGES.values()), re.MULTILINE))
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

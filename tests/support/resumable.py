@@ -64,7 +64,7 @@ def fingerprint(*states):
     return sha.hexdigest()
 
 
-def train(worker, folder, epochs=3, every=1, keep=3, die=None):
+def train(worker, folder, epochs=3, die=None):
     """Train under DDP, mid-epoch saves included; give a fingerprint of everything at the end, and the losses.
 
     `die` is (rank, n): that rank kills itself at its n-th operation on files while saving.
@@ -79,7 +79,7 @@ def train(worker, folder, epochs=3, every=1, keep=3, die=None):
     dataset = data()
     sampler = DistributedSampler(dataset, seed=3)
     loader = DataLoader(dataset, BATCH, sampler=sampler)
-    checkpoint = labkit.Checkpoint(folder, keep=keep, model=model, optimizer=optimizer, scheduler=scheduler)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer, scheduler=scheduler)
     checkpoint.resume()
     losses = []
     for epoch in range(checkpoint.epoch, epochs):
@@ -92,8 +92,7 @@ def train(worker, folder, epochs=3, every=1, keep=3, die=None):
             optimizer.step()
             losses.append(loss.item())
             worker.log(step=checkpoint.step, loss=loss.item())
-            if checkpoint.step % every == 0:
-                checkpoint.save()
+            checkpoint.save()
         scheduler.step()
         checkpoint.save()
     everything = model.module.state_dict(), optimizer.state_dict(), scheduler.state_dict()
@@ -126,13 +125,12 @@ def die_at_operation(n):
         setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name), always=False))
 
 
-def kill(folder, world_size, ranks=(), after_steps=0, delay_s=0.0, **options):
-    """Launch the training and kill some ranks, so long after they have logged so many steps; say if that ended it."""
+def kill(folder, world_size, ranks=(), after_steps=0, **options):
+    """Launch the training and kill some ranks once they have logged so many steps; say if that ended it."""
     run = labkit.launch(train, folder, world_size=world_size, live=False, wait=False, **options)
     if ranks:
         while not run.over.is_set() and len(run.history) < after_steps * world_size:
             time.sleep(0.005)
-        time.sleep(delay_s)
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(run.pids[rank], signal.SIGKILL)

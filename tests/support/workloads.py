@@ -61,15 +61,6 @@ def fit(worker, steps=20):
     return [p.detach() for p in model.module.parameters()]
 
 
-def talk(worker, lines=200):
-    """Print from Python and from below it, to both streams, whole lines and parts."""
-    for line in range(lines):
-        print(f"out {worker.rank} {line}")
-        print(f"err {worker.rank} {line}", file=sys.stderr)
-    os.write(1, f"native {worker.rank}\n".encode())
-    print("unfinished", end="")
-
-
 def spin(worker, barrier=True):
     """Log for ever, in step with the others; return the steps taken once stopped."""
     step = 0

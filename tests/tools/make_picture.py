@@ -1,10 +1,10 @@
 """Make the pictures of README and of the site from real runs.
 
-`python tests/tools/make_picture.py` photographs the live view: lesson 00 with four ranks, in a browser, while it runs.
+`python -m tests.tools.make_picture` photographs the live view: lesson 00 with four ranks, in a browser, while it runs.
 
-`python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, for the site's table of
-lessons, from build/notebooks, where `make notebooks` has run them; `--lessons 04_ddp` makes that one only. Plotly draws
-them, for which it wants `pip install kaleido` and a Chrome.
+`python -m tests.tools.make_picture 04_ddp` takes the first chart of a lesson, or of several, small, for the site's
+table of lessons, from build/notebooks, where `make notebooks` has run them. Plotly draws it, for which it wants `pip
+install kaleido` and a Chrome.
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-# Started by its path, it finds its neighbours as the package `tests`, and Python's `platform`, not `tests/system`.
-sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
+import nbformat
+import plotly.io
+from PIL import Image
 
-import nbformat  # noqa: E402
-import plotly.io  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from tests.tools.make_site import PLOTLY  # noqa: E402
-from tests.tools.run_notebooks import FOLDER, LESSONS  # noqa: E402
+from tests.tools.make_site import PLOTLY
+from tests.tools.run_notebooks import FOLDER
 
 EXECUTED = FOLDER.parent / "build" / "notebooks"
 LIVE_VIEW = FOLDER / "images" / "live_view.png"
@@ -43,15 +38,11 @@ def live_view() -> Path:
 
     with tempfile.TemporaryDirectory(prefix="labkit-") as name:
         folder = Path(name)
-        notebook = json.loads((FOLDER / "00_start_here.ipynb").read_text())
-        for cell in notebook["cells"]:
-            cell["source"] = [
-                line.replace("epochs = 15", "epochs = 60").replace("world_size = 2", "world_size = 4")
-                for line in cell["source"]
-            ]
-        sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        text = (FOLDER / "00_start_here.ipynb").read_text()
+        text = text.replace("epochs = 15", "epochs = 60").replace("world_size = 2", "world_size = 4")
+        sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         launch = next(index for index, source in enumerate(sources) if "run = labkit.launch(" in source)
-        (folder / "live.ipynb").write_text(json.dumps(notebook))
+        (folder / "live.ipynb").write_text(text)
         with lab(folder, width=1180, height=1000) as page:
             page.open("live.ipynb")
             page.page.keyboard.press("Escape")
@@ -89,26 +80,19 @@ def small_png(picture: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def lesson_pictures(names: Iterable[str]) -> list[Path]:
-    """Make the picture of each lesson that lies executed. Return the pictures."""
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    made = []
-    for name in names:
-        made.append(PICTURES / f"{name}.png")
-        made[-1].write_bytes(small_png(first_chart(EXECUTED / f"{name}.ipynb")))
-    return made
+def lesson_picture(name: str) -> Path:
+    """Make the picture of a lesson that lies executed."""
+    picture = PICTURES / f"{name}.png"
+    picture.write_bytes(small_png(first_chart(EXECUTED / f"{name}.ipynb")))
+    return picture
 
 
 def main() -> None:
     """Make what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [lesson.stem for lesson in LESSONS]
-    parser.add_argument(
-        "--lessons", nargs="*", metavar="NAME", choices=names, help="make the lessons' pictures; all by default"
-    )
-    chosen = parser.parse_args().lessons
-    made = [live_view()] if chosen is None else lesson_pictures(chosen or names)
-    for picture in made:
+    parser.add_argument("lessons", nargs="*", metavar="LESSON")
+    lessons = parser.parse_args().lessons
+    for picture in map(lesson_picture, lessons) if lessons else [live_view()]:
         print(f"{picture.relative_to(FOLDER.parent)}: {picture.stat().st_size / 1e3:.0f} kB")
 
 

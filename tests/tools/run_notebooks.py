@@ -1,4 +1,4 @@
-"""Run the lessons headless with papermill: `python tests/tools/run_notebooks.py --out build/notebooks -p seed 1`.
+"""Run the lessons headless with papermill: `python -m tests.tools.run_notebooks --out build/notebooks -p seed 1`.
 
 `make site` makes pages of the executed notebooks. Exits with 1 if a lesson fails.
 """
@@ -14,15 +14,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Started by its path, it finds its neighbours as the package `tests`, and Python's `platform`, not `tests/system`.
-sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
+import papermill
+import yaml
 
-import papermill  # noqa: E402
-import yaml  # noqa: E402
-
-from labkit.system import host  # noqa: E402
-from tests.support import prefork  # noqa: E402
-from tests.tools.course_table import course, write_times  # noqa: E402
+from labkit.system import host
+from tests.support import prefork
+from tests.tools.course_table import course, write_times
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]*_*.ipynb"))

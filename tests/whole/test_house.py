@@ -19,8 +19,6 @@ def test_the_public_names_are_those_that_type_checkers_see():
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     seen = sorted(alias.asname or alias.name for node in block.body for alias in node.names)
     assert seen == sorted(labkit.__all__) == sorted([*labkit._HOMES, *labkit._MODULES]) == dir(labkit)
-    for name in labkit.__all__:
-        assert getattr(labkit, name) is not None
 
 
 @pytest.mark.parametrize("program", sorted(path.stem for path in (ROOT / "tests" / "benchmarks").glob("[!_]*.py")))
