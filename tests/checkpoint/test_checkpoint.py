@@ -263,7 +263,7 @@ def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
     dice = random.Random(1)
     for rank, operations in ((0, 100), (1, 20)):  # in the middle of writing
         assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(operations // 2, operations)))
-    assert resumable.kill(folder, world_size, on=ranks, ranks=range(world_size), after_steps=2)
+    assert resumable.kill(folder, world_size, on=ranks, stay_after=2)
     results = launch(resumable.train, folder, world_size=world_size, on=ranks)
     assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
     for (_, losses), (_, all_losses) in zip(results, expected, strict=True):

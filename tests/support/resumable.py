@@ -64,10 +64,11 @@ def fingerprint(*states):
     return sha.hexdigest()
 
 
-def train(worker, folder, epochs=3, die=None):
+def train(worker, folder, epochs=3, die=None, stay_after=0):
     """Train under DDP, mid-epoch saves included; give a fingerprint of everything at the end, and the losses.
 
-    `die` is (rank, n): that rank kills itself at its n-th operation on files while saving.
+    `die` is (rank, n): that rank kills itself at its n-th operation on files while saving. After `stay_after` steps all
+    ranks wait to be killed.
     """
     torch.manual_seed(100 + worker.rank)  # other random numbers on every rank
     if die is not None and die[0] == worker.rank:
@@ -92,6 +93,8 @@ def train(worker, folder, epochs=3, die=None):
             optimizer.step()
             losses.append(loss.item())
             worker.log(step=checkpoint.step, loss=loss.item())
+            while len(losses) == stay_after:
+                time.sleep(1)
             checkpoint.save()
         scheduler.step()
         checkpoint.save()
@@ -125,17 +128,15 @@ def die_at_operation(n):
         setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name), always=False))
 
 
-def kill(folder, world_size, ranks=(), after_steps=0, **options):
-    """Launch the training and kill some ranks once they have logged so many steps; say if that ended it."""
-    run = labkit.launch(train, folder, world_size=world_size, live=False, wait=False, **options)
-    if ranks:
-        while not run.over.is_set() and len(run.history) < after_steps * world_size:
+def kill(folder, world_size, on, die=None, stay_after=0):
+    """Launch the training, which dies, or is killed once it stays; say if that ended it."""
+    options = {"world_size": world_size, "on": on, "live": False, "wait": False}
+    run = labkit.launch(train, folder, die=die, stay_after=stay_after, **options)
+    if stay_after:
+        while not run.over.is_set() and len(run.history) < stay_after * world_size:
             time.sleep(0.005)
-    for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(run.pids[rank], signal.SIGKILL)
-    try:
-        run.wait()
-    except labkit.WorkerFailed:
-        return True
-    return False
+        for pid in run.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    run.over.wait()
+    return run.status == "failed"
