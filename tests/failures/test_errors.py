@@ -40,10 +40,6 @@ NAMED = re.compile(r'labkit\.explain\("(\w+)"\)')
 HEADINGS = ["## An example", "## What to do"]
 
 
-def text_of(page):
-    return explain(page)
-
-
 # Messages, each as its reader meets it
 
 
@@ -149,20 +145,16 @@ def labkit_failed(_):
     return failed(diagnose_own_error(OSError(28, "No space left on device"), "", ""))
 
 
-MADE = {
-    function.__name__: function
-    for function in (
-        *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, nobody_answers, checkpoint, session, slurm, ray),
-        *(labkit_failed,),
-    )
-}
-"""By page; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
+MADE = [
+    *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument, cannot_be_sent),
+    *(nobody_answers, checkpoint, session, slurm, ray, labkit_failed),
+]
+"""Named as their pages; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
 
 
-@pytest.mark.parametrize("page", MADE)
-def test_a_message_ends_with_its_page_and_of_a_run_with_the_cause_once_more_and_is_as_it_was_kept(page, tmp_path):
-    said = MADE[page](tmp_path)
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+def test_a_message_ends_with_its_page_and_of_a_run_with_the_cause_once_more_and_is_as_it_was_kept(make, tmp_path):
+    page, said = make.__name__, make(tmp_path)
     first, *_, last = said.splitlines()
     if last.startswith("WorkerFailed: "):  # which is all that pytest and nbmake show
         assert last == f"WorkerFailed: {first}"
@@ -207,25 +199,25 @@ def _functions(trace):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_what_it_is_about_shows_a_message_as_it_was_kept_and_what_to_do(page):
-    title, *_ = text_of(page).splitlines()
+    text = explain(page)
+    title, *_ = text.splitlines()
     assert title.endswith(".")
     assert len(title) <= 110
-    assert re.findall("^## .*", text_of(page), re.MULTILINE) == HEADINGS
-    example = text_of(page).partition(HEADINGS[0])[2].partition(HEADINGS[1])[0]
+    assert re.findall("^## .*", text, re.MULTILINE) == HEADINGS
+    _, example, advice = re.split("^## .*", text, flags=re.MULTILINE)
     shown = messages.plain("\n".join(line.removeprefix("    ") for line in example.strip("\n").splitlines()))
     parts = [part.strip("\n") for part in re.split("^…$", shown, flags=re.MULTILINE)]
     kept = [file.name for file in messages.HERE.glob("*.txt") if all(part in file.read_text() for part in parts)]
     assert kept, shown
-    advice = text_of(page).partition(HEADINGS[1])[2]
     assert len(re.findall(r"^\* ", advice, re.MULTILINE)) >= 2
 
 
 def test_a_page_is_shown_as_a_message_names_it_and_the_first_lists_all():
     for page in PAGES:
-        assert eval(help_hint(page).removeprefix("What to do: ")) == text_of(page)
-        assert f'* `labkit.explain("{page}")`: {text_of(page).splitlines()[0]}' in explain().splitlines()
+        assert eval(help_hint(page).removeprefix("What to do: ")) == explain(page)
+        assert f'* `labkit.explain("{page}")`: {explain(page).splitlines()[0]}' in explain().splitlines()
     assert repr(explain("hang")) == explain("hang")._repr_markdown_() == (FOLDER / "hang.md").read_text()
-    named = re.findall(r"`labkit\.explain\(.(\w+).\)`", "".join(map(text_of, PAGES)))
+    named = re.findall(r"`labkit\.explain\(.(\w+).\)`", "".join(map(explain, PAGES)))
     assert named
     assert set(named) <= set(PAGES)
     with pytest.raises(ValueError, match="there is no page 'hangs'; there are address_in_use, bad_argument"):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import labkit
-from labkit.monitor import memory as memory
+from labkit.monitor import memory
 from labkit.system.out_of_memory import OutOfMemoryKills
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import failures, fake_system
@@ -123,20 +123,6 @@ def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
     assert len(error.diagnosis.others) == 1
     assert "memory" not in error.diagnosis.others[0], "the victim was not killed"
-
-
-@pytest.mark.spawns
-def test_a_failure_before_any_collective_is_named_too():
-    """The others are then still on their way into the process group."""
-
-    def work(worker):
-        if worker.rank == 2:
-            failures.os_exit(worker)
-        failures.dist.barrier()
-
-    with pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(work, world_size=3, live=False)
-    assert failure.value.rank == 2
 
 
 def test_errors_come_in_a_fraction_of_the_time_that_ranks_take_to_start():

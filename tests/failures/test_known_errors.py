@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 import torch
@@ -210,13 +211,12 @@ WATCHDOGS = {
 def a_failure(error, **facts):
     """A rank that reported an exception with this text, as its traceback has it."""
     trace = f'Traceback (most recent call last):\n  File "train.py", line 7, in train\n    step()\n{error}'
-    rank = raised(1, 1.0, error.splitlines()[0], **facts)
-    return raised_with(rank, trace)
+    return with_traceback(error.splitlines()[0], trace, **facts)
 
 
-def raised_with(rank, trace):
-    rank.failure = rank.failure._replace(traceback=trace)
-    return rank
+def with_traceback(summary, trace, **facts):
+    rank = raised(1, 1.0, summary, **facts)
+    return replace(rank, failure=rank.failure._replace(traceback=trace))
 
 
 def report(diagnosis):
@@ -276,25 +276,17 @@ PRINTED += "".join(WATCHDOGS.values()) + "\n".join(ASSERTIONS)
     ],
 )
 def test_what_a_healthy_program_prints_changes_no_report(rank, page):
-    diagnosis = diagnose([rank])
-    silent = diagnose([raised_without_output(rank)])
+    diagnosis, silent = diagnose([rank]), diagnose([replace(rank, output_end="")])
     assert diagnosis.page == silent.page == page
     assert diagnosis.headline == silent.headline
-
-
-def raised_without_output(rank):
-    rank = type(rank)(**vars(rank))
-    rank.output_end = ""
-    return rank
 
 
 @pytest.mark.parametrize("error", ALL)
 def test_an_error_that_was_handled_before_another_one_is_not_its_cause(error):
     trace = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{error}'
     handled = f"{trace}\n\nDuring handling of the above exception, another exception occurred:\n\n"
-    other = raised(1, 1.0, "ValueError: bad batch")
     last = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\nValueError: bad batch\n'
-    assert diagnose([raised_with(other, handled + last)]).page == "rank_failed"
+    assert diagnose([with_traceback("ValueError: bad batch", handled + last)]).page == "rank_failed"
 
 
 @pytest.mark.parametrize("error", ALL)
@@ -308,16 +300,16 @@ def test_the_direct_cause_of_an_exception_and_what_an_exit_was_made_of_are_read(
     trace = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{error}'
     last = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n'
     cause = "\n\nThe above exception was the direct cause of the following exception:\n\n"
-    chained = raised_with(raised(1, 1.0, "TrainError: gave up"), f"{trace}{cause}{last}TrainError: gave up\n")
+    chained = with_traceback("TrainError: gave up", f"{trace}{cause}{last}TrainError: gave up\n")
     assert diagnose([chained]).page == page
     context = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
-    left = raised(1, 1.0, f"{error.splitlines()[0]} (then sys.exit(1))")
-    assert diagnose([raised_with(left, f"{trace}{context}{last}SystemExit: 1\n")]).page == page
+    left = with_traceback(f"{error.splitlines()[0]} (then sys.exit(1))", f"{trace}{context}{last}SystemExit: 1\n")
+    assert diagnose([left]).page == page
     loader = "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal "
-    assert diagnose([raised_with(raised(1, 1.0, loader.splitlines()[0]), f"{last}{loader}{trace}\n")]).page == page
+    assert diagnose([with_traceback(loader.splitlines()[0], f"{last}{loader}{trace}\n")]).page == page
 
 
-# Raised for real, in this process
+# Raised for real
 
 
 def unused_parameters(worker):
@@ -384,15 +376,10 @@ def shared_memory(worker):
 
 
 ON_ONE_RANK = [
-    (shared_memory, "shared_memory"),
-    (unused_parameters, "unused_parameters"),
-    (marked_ready_twice, "marked_ready_twice"),
-    (module_keys, "module_keys"),
-    (no_backend_for_device, "no_backend_for_device"),
-    (address_in_use, "address_in_use"),
-    (too_many_open_files, "too_many_open_files"),
+    *(shared_memory, unused_parameters, marked_ready_twice, module_keys),
+    *(no_backend_for_device, address_in_use, too_many_open_files),
 ]
-
+"""Named as their pages."""
 
 SESSION_RANKS = 1
 
@@ -409,8 +396,9 @@ def keeps_nothing(worker, fails):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("fails", "page"), ON_ONE_RANK)
-def test_a_real_error_has_its_page(fails, page, ranks):
+@pytest.mark.parametrize("fails", ON_ONE_RANK, ids=lambda fails: fails.__name__)
+def test_a_real_error_has_its_page(fails, ranks):
+    page = fails.__name__
     with pytest.raises(labkit.WorkerFailed) as error:
         labkit.launch(keeps_nothing, fails, on=ranks, live=False)
     assert error.value.diagnosis.page == page, error.value.cause

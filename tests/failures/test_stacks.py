@@ -161,9 +161,7 @@ WHETHER_IT_WAITS = [
     ("dcp.save(a)", "save", f"{SITE}/torch/distributed/checkpoint/filesystem.py", {}, "is in dcp.save"),
     ("functools.reduce(add, a)", "", "", {}, "is in functools.reduce"),
     ("torch.gather(a, 0, b)", "", "", {}, "is in torch.gather"),
-    ("sock.send(a)", "", "", {}, "is in sock.send"),
     ("queue.wait()", "wait", f"{STDLIB}/threading.py", {}, "is in queue.wait"),
-    ("np.broadcast(a, b)", "", "", {}, "is in np.broadcast"),
     ("loss.item()", "", "", {}, "is in loss.item"),
     ("loss.item()", "", "", GPU, "waits in item"),
     ("a.to('cpu')", "", "", {}, "is in a.to"),
@@ -210,16 +208,14 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
     assert RankStack(0, frames, {}).place == "helpers.py, line 12"
 
 
-@pytest.mark.parametrize("folder", [STDLIB, SITE, site.getusersitepackages(), *site.getsitepackages()])
+PACKAGE = Path(labkit.__file__).parent
+
+
+@pytest.mark.parametrize("folder", [STDLIB, SITE, site.getusersitepackages(), *site.getsitepackages(), PACKAGE])
 def test_what_is_installed_for_one_user_or_by_the_system_is_a_library_too(folder):
-    assert not is_user_file(f"{folder}/torch/nn/modules/module.py", {})
+    assert not is_user_file(f"{folder}/rank/worker.py", {})
     assert is_user_file(f"{Path.home()}/train.py", {})
-
-
-@pytest.mark.parametrize(("beside", "place"), [("_utils.py", "labkit_utils.py, line 5"), ("/rank/worker.py", "")])
-def test_a_module_beside_labkit_that_begins_with_its_name_is_the_readers(beside, place):
-    package = str(Path(labkit.__file__).parent)
-    assert RankStack(0, [Frame(package + beside, 5, "average")], {}).place == place
+    assert is_user_file(f"{PACKAGE}_utils.py", {}), "it only begins with labkit's name"
 
 
 @pytest.mark.parametrize(
@@ -268,10 +264,6 @@ def sleeps(rank):
     return standing("\n\ntime.sleep(9)", 3, [], rank)
 
 
-def returned(rank):
-    return RankStack(rank, [], CELLS, "has returned")
-
-
 def silent(rank):
     return RankStack(rank, [], CELLS, "did not answer")
 
@@ -292,18 +284,12 @@ SEVERAL = {
         [],
         f"rank 0 waits in all_reduce {AT} 1; rank 1 waits in barrier {AT} 2",
     ),
-    "two and two in different collectives": (
-        [waits(0), waits(1, line=2), waits(2), waits(3, line=2)],
-        [],
-        f"ranks 0 and 2 wait in all_reduce {AT} 1; ranks 1 and 3 wait in all_reduce {AT} 2",
-    ),
     "all do the same": ([waits(0), waits(1), waits(2)], [], f"ranks 0, 1 and 2 wait in all_reduce {AT} 1"),
     "one sleeps, one computes": (
         [sleeps(0), standing("n += 1", 1, rank=1)],
         [],
         f"rank 0 is in time.sleep {AT} 3; rank 1 is {AT} 1",
     ),
-    "one has returned": ([returned(0), waits(1)], [0], f"rank 0 has returned; rank 1 waits in all_reduce {AT} 1"),
     "one did not answer": ([waits(0), silent(1)], [1], f"rank 1 did not answer; rank 0 waits in all_reduce {AT} 1"),
     "none answered": ([silent(0), silent(1)], [], "ranks 0 and 1 did not answer"),
     "of one nothing is known": (

@@ -27,7 +27,6 @@ from course.transformer import (
 from course.transformer.experts import Experts
 from tests.support.gpt_training import network, reference, train_all
 from tests.support.tiers import few
-from tests.support.weights import difference
 
 SESSION_RANKS = 8
 
@@ -44,6 +43,12 @@ STRATEGIES = {2: [*map(ALL.get, ON_TWO)], 4: [*map(ALL.get, ON_FOUR)], 8: [*map(
 CASES = [(title, n) for n, titles in ((2, ON_TWO), (4, ON_FOUR), (8, ON_EIGHT)) for title in titles]
 EXACT = [case for case in CASES if ALL[case[0]].exact]
 DEPTH = 4
+
+
+def difference(one, other):
+    """The greatest difference of any weight, NaN if one is NaN. Both must have the same weights."""
+    assert one.keys() == other.keys()
+    return torch.stack([(one[name].cpu() - other[name].cpu()).abs().max().double() for name in one]).max().item()
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,6 @@ from tests.conftest import LONG_S
 from tests.support import workloads
 from tests.support.agents import Agents
 
-# A rank's inbox
-
-
-# With real ranks
-
 
 class Unreadable(RankHook):
     """What the kernel can pickle and a rank cannot read."""
@@ -30,21 +25,17 @@ def _missing():
     raise AttributeError("module 'labkit' has no attribute 'what_is_new'")
 
 
-@pytest.fixture
-def unreadable_jobs(monkeypatch):
-    """Jobs name what the ranks do not have."""
-    begin = Debugger.begin
-    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
-
-
 @pytest.mark.spawns
-@pytest.mark.usefixtures("unreadable_jobs")
-def test_ranks_that_cannot_read_their_job_end_the_run_and_say_to_restart_the_kernel(ranks):
-    run = labkit.launch(workloads.log_once, on=ranks, wait=False, live=False)
+def test_ranks_that_cannot_read_their_job_end_the_run_say_to_restart_the_kernel_and_take_the_next(ranks, monkeypatch):
+    begin = Debugger.begin
+    with monkeypatch.context() as patch:
+        patch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
+        run = labkit.launch(workloads.log_once, on=ranks, wait=False, live=False)
     assert run.over.wait(LONG_S)
     assert re.match(r"rank [01] .*\(exit code 1\)", str(run.error))
     assert "AttributeError: module 'labkit' has no attribute 'what_is_new'\n" in str(run.error)
     assert "Restart the kernel" in str(run.error)
+    assert labkit.launch(workloads.log_once, on=ranks, live=False).status == "finished"
 
 
 class UnreadableOnNodes:
@@ -64,8 +55,3 @@ def test_nodes_that_cannot_read_a_job_end_the_run_and_say_why(tmp_path, monkeypa
     assert "ZeroDivisionError: division by zero" in said
     assert "an agent has ended before its ranks" in said
     assert re.search(r"^node [01] \(.+\): ", said, re.MULTILINE), said
-
-
-@pytest.mark.spawns
-def test_a_session_goes_on_with_the_next_job_after_one_that_could_not_be_read(ranks):
-    assert labkit.launch(workloads.log_once, on=ranks, live=False).status == "finished"

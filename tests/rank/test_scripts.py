@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 import textwrap
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 
 import labkit
+from labkit.rank import failure, scripts
 from labkit.rank.current import OutsideWorker
+from labkit.rank.scripts import Script
 from labkit.rank.worker import takes_worker
 
 SCRIPT = """
@@ -58,11 +59,24 @@ def folder(tmp_path, monkeypatch):
     (project / "train.py").write_text(textwrap.dedent(SCRIPT))
     (project / "helper.py").write_text("NAME = 'first'\n")
     (project / "__init__.py").touch()
-    (project / "relative.py").write_text("from .helper import NAME\nimport labkit\nlabkit.log(letters=len(NAME))\n")
+    (project / "relative.py").write_text("from .helper import NAME\nprint('relative', NAME)\n")
     (project / "__main__.py").write_text(
         "import sys\nfrom . import helper\nprint(__package__, helper.NAME, sys.argv[1:])\n"
     )
     return project
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """Run a script as a rank does, in this process; return what it prints."""
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(ForkingPickler, "reducer_override", None, raising=False)
+
+    def run(*script):
+        scripts.run(Script(*script))
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.spawns
@@ -73,22 +87,16 @@ def test_a_script_on_one_rank_finds_its_command_line_folder_and_main(folder):
     assert list(run.history["loss"]) == [0.25, 0.5, 0.75]
 
 
-@pytest.mark.spawns
-def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder):
+def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder, run):
     (folder / "says.py").write_text("import helper\nprint('helper', helper.NAME)\n")
-    said = []
     for name in ("first", "other one"):
         (folder / "helper.py").write_text(f"NAME = {name!r}\n")
-        said.append(labkit.run_script(folder / "says.py", world_size=1).output[0])
-    assert said == ["helper first\n", "helper other one\n"]
+        assert run("project/says.py") == f"helper {name}\n"
 
 
-@pytest.mark.spawns
-def test_a_module_runs_as_python_m_runs_it(folder):
-    run = labkit.run_module("project.relative", world_size=1)
-    assert list(run.history["letters"]) == [5]
-    run = labkit.run_module("project", "--epochs", 3, world_size=1)
-    assert run.output[0] == "project first ['--epochs', '3']\n"
+def test_a_module_runs_as_python_m_runs_it(run):
+    assert run("project.relative", (), True) == "relative first\n"
+    assert run("project", ("--epochs", "3"), True) == "project first ['--epochs', '3']\n"
 
 
 @pytest.mark.parametrize(
@@ -104,44 +112,24 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(folder, start, say
         start()
 
 
-@pytest.mark.spawns
-def test_a_script_that_fails_is_reported_by_its_own_line(folder):
+def test_a_script_that_fails_is_reported_by_its_own_line(folder, run, monkeypatch):
+    monkeypatch.setattr(failure, "OWN_FILES", {*failure.OWN_FILES, __file__})  # this calls it as a rank's main does
     (folder / "fails.py").write_text("def inner():\n    raise ValueError('no data')\n\ninner()\n")
-    with pytest.raises(labkit.WorkerFailed) as failed:
-        labkit.run_script("project/fails.py", world_size=1)
-    said = str(failed.value)
-    assert "no data" in said
+    with pytest.raises(ValueError, match="no data") as failed:
+        run("project/fails.py")
+    _, said, _ = failure.describe(failed.value, {})
     assert "fails.py" in said
-    assert "scripts.py" not in said
+    assert scripts.__file__ not in said
 
 
-@pytest.mark.spawns
-def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_finished(folder):
-    (folder / "exits.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
-    assert labkit.run_script("project/exits.py", 0, world_size=1).error is None
-    with pytest.raises(labkit.WorkerFailed, match="3"):
-        labkit.run_script("project/exits.py", 3, world_size=1)
-
-
-@pytest.mark.spawns
-def test_outside_labkit_the_script_runs_as_ever_and_knows_its_rank(folder):
-    code = """
-import labkit
-worker = labkit.current()
-labkit.log(loss=1.0)
-worker.expect(3)
-print(worker.rank, worker.local_rank, worker.world_size, worker.device)
-"""
-    environment = {
-        **os.environ,
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout == "3 1 4 cpu\n"
-    assert said.stderr == ""
+def test_outside_labkit_a_script_knows_its_rank_and_what_it_logs_goes_nowhere(monkeypatch):
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    worker = OutsideWorker()
+    assert (worker.rank, worker.local_rank, worker.world_size, worker.stopping) == (3, 1, 4, False)
+    worker.expect(3)
+    worker.log(loss=1.0)
+    labkit.log(loss=1.0)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +154,6 @@ def test_in_a_process_that_a_rank_has_started_it_is_said_once_that_nothing_is_lo
         OutsideWorker().log(loss=1.0)
 
 
-def _no_worker(lr=0.1):
-    labkit.log(lr=lr)
-    return labkit.current().world_size
-
-
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "takes"),
     [
@@ -186,13 +169,6 @@ def _no_worker(lr=0.1):
 )
 def test_a_function_gets_the_worker_if_it_has_a_place_for_it(function, args, kwargs, takes):
     assert takes_worker(function, args, kwargs) is takes
-
-
-@pytest.mark.spawns
-def test_a_function_without_the_worker_logs_and_knows_its_rank():
-    run = labkit.launch(_no_worker, lr=0.5, world_size=1)
-    assert run.results == [1]
-    assert list(run.history["lr"]) == [0.5]
 
 
 def _own_words(worker, wait, stall_s, live="no"):

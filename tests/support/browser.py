@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 from tests.support import prefork
+from tests.support.ports import free_ports
 from tests.support.programs import CHROMIUM
 from tests.support.repository import beside_the_course
 
@@ -177,8 +177,7 @@ APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
     """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards."""
     beside_the_course(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     token = secrets.token_hex(16)
     # Not in TMPDIR: Chromium ends where the path of its socket is longer than a socket's may be, some 100 characters.
     keep = tempfile.TemporaryDirectory(prefix="labkit-test-", dir="/tmp")
@@ -204,7 +203,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         ),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
-        *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
+        *(["--allow-root"] if os.geteuid() == 0 else []),
     ]
     with open(state / "jupyter.log", "w") as log, prefork.in_use():
         server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)

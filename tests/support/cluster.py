@@ -12,7 +12,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_ports
 from tests.support.programs import SLURM_PATH as PATH
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmscriptd")
@@ -131,7 +131,7 @@ class Cluster:
         (folder / "state").mkdir(parents=True)
         (folder / "spool").mkdir()
         folder.chmod(0o755)  # munged insists
-        text = CONFIGURATION.format(folder=folder, user=getpass.getuser(), ports=_free_ports(4))
+        text = CONFIGURATION.format(folder=folder, user=getpass.getuser(), ports=free_ports(4))
         (folder / "slurm.conf").write_text(text)
         # slurmd initialises a cgroup plugin even where nothing uses it, and only this one starts in a container.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -199,16 +199,6 @@ def _end_with_the_parent() -> None:
     """Have Linux end this daemon when the process that started it is killed; nobody else would."""
     if PRCTL is not None:
         PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from tests import pretended_gpu
-from tests.benchmarks.launch import free_port
+from tests.support.ports import free_ports
 
 LONG_S = 900
 LAUNCH = """
@@ -167,7 +167,7 @@ def as_a_script(program: Program) -> list[str]:
     name = ["-m", program.name] if program.is_module else [program.name]
     if program.world_size == 1:
         return [sys.executable, *name, *program.arguments]
-    address = ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    address = ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_ports(1)[0]}"]
     ranks = f"--nproc-per-node={program.world_size}"
     return [sys.executable, "-m", "torch.distributed.run", *address, ranks, *name, *program.arguments]
 

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 UP_S = 240
@@ -235,13 +236,6 @@ def main(folder: str) -> None:
                 say(nodes=alive, free=gcs.available_resources().get("CPU", 0), actors=actors)
     finally:
         cluster.shutdown()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def with_port_known(start_raylet):

@@ -20,13 +20,14 @@ import io
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import traceback
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support.ports import free_ports
 
 LONG_S = 120
 OWN = ".twin"
@@ -128,7 +129,7 @@ def outcome(twin: Twin, way: str, folder: Path) -> Outcome:
             env={
                 **os.environ,
                 **(twin.environment if way in (*SCRIPTS, UNCHANGED) else {}),
-                **({"FREE_PORT": str(_free_port())} if twin.needs_port else {}),
+                **({"FREE_PORT": str(free_ports(1)[0])} if twin.needs_port else {}),
                 "TWIN": str(folder / OWN),
                 # A script finds its modules beside it; here it is the harness that lies beside it.
                 "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parents[2]), *_python_path())),
@@ -152,12 +153,6 @@ def outcome(twin: Twin, way: str, folder: Path) -> Outcome:
 def own_folder() -> Path:
     """Return the harness's folder, in the processes of a twin, which may change theirs."""
     return Path(os.environ["TWIN"])
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _python_path() -> list[str]:
@@ -189,7 +184,7 @@ if __name__ == "__main__":
 IS_A_RANK = """
 if __name__ == "__main__":
     import tests.support.twins
-    tests.support.twins.rank_of_torchrun(main, {joins}, {takes!r}, {args})
+    tests.support.twins.be_a_rank(main, {joins}, {takes!r}, {args})
 """
 
 
@@ -215,7 +210,7 @@ def spawned(main: Any, world_size: int, joins: bool, takes: str, args: tuple[Any
     """Call `main` as `mp.spawn` does on its ranks; return their results. Raises what `mp.spawn` raises."""
     import torch.multiprocessing as mp
 
-    mp.spawn(_spawned_rank, (main, world_size, _free_port(), joins, takes, args), nprocs=world_size)
+    mp.spawn(_spawned_rank, (main, world_size, free_ports(1)[0], joins, takes, args), nprocs=world_size)
     return [json.loads(_read(own_folder().parent, f"result-{rank}") or "null") for rank in range(world_size)]
 
 
@@ -225,15 +220,11 @@ def _spawned_rank(
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    _rank(main, joins, takes, args)
+    be_a_rank(main, joins, takes, args)
 
 
-def rank_of_torchrun(main: Any, joins: bool, takes: str, args: tuple[Any, ...]) -> None:
-    """Call `main` as this rank."""
-    _rank(main, joins, takes, args)
-
-
-def _rank(main: Any, joins: bool, takes: str, args: tuple[Any, ...]) -> None:
+def be_a_rank(main: Any, joins: bool, takes: str, args: tuple[Any, ...]) -> None:
+    """Call `main` as the rank that the environment says."""
     import torch
     import torch.distributed as dist
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 
 import torch
@@ -73,23 +72,6 @@ def spin(worker, barrier=True):
             time.sleep(0.005)
     except labkit.Stopped:
         return step
-
-
-def stuck(worker):
-    """Log once; then rank 1 waits for rank 0, which never comes."""
-    worker.log(loss=1.0)
-    if worker.rank == 0:
-        threading.Event().wait()
-    dist.barrier()
-
-
-def stuck_in_backward(worker):
-    """Log once; then rank 1 does not come to the backward pass in which DDP averages."""
-    model = DistributedDataParallel(nn.Linear(8, 1))
-    worker.log(loss=1.0)
-    if worker.rank == 0:
-        model(torch.ones(4, 8)).sum().backward()
-    threading.Event().wait()
 
 
 def random_numbers(worker):

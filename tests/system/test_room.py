@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit import system
 from labkit.system.base import System
 from labkit.system.linux import Linux
 from labkit.system.macos import MacOS
 
 PACKAGE = Path(labkit.__file__).parent
-SYSTEMS = (Linux, MacOS)
-
 MODULES_OF_THE_SYSTEM = {"fcntl", "resource", "termios", "pwd", "grp", "ctypes"}
 
 ALLOWED = {
@@ -81,17 +77,8 @@ def test_only_this_room_asks_the_operating_system():
 
 
 def test_a_system_adds_nothing_that_the_others_are_not_asked_for():
-    public = {name for name in vars(System) if not name.startswith("_")}
-    for each in SYSTEMS:
-        assert {name for name in vars(each) if not name.startswith("_")} <= public, each
-        for name in public:
-            ours, theirs = getattr(each, name), getattr(System, name)
-            if inspect.isfunction(ours):
-                assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
-
-
-def test_this_process_is_on_one_of_them():
-    assert isinstance(system.host, SYSTEMS)
+    for each in (Linux, MacOS):
+        assert {name for name in vars(each) if not name.startswith("_")} <= set(vars(System)), each
 
 
 @pytest.mark.spawns
