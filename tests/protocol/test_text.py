@@ -66,18 +66,11 @@ def sendable(*shown):
         json_packer({"data": each}).decode()
 
 
-@pytest.fixture(scope="module")
-def failed():
-    options = {"name": f"run {HALF}", "live": False, "world_size": 1}
-    with pytest.raises(labkit.WorkerFailed) as caught:
-        labkit.launch(fails_with_odd_text, **options)
-    return caught.value
-
-
 @pytest.mark.spawns
-def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
-    error = failed
-    run = error.run
+def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view():
+    with pytest.raises(labkit.WorkerFailed) as failed:
+        labkit.launch(fails_with_odd_text, name=f"run {HALF}", world_size=1, live=False)
+    error, run = failed.value, failed.value.run
     sendable(summary.bundle(run), view.state_of(run), error._render_traceback_(), str(error), run.figure().bundle())
     report = summary.as_html(run)
     assert rf"no file caf\udce9 for {SHOWN}" in report

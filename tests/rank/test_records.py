@@ -5,32 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.protocol.events import Log
 from labkit.protocol.job import RankInfo
-from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
 from labkit.rank.worker import Worker
 from tests.conftest import LONG_S, wait_until
+from tests.support.fake_engine import KeptChannel
 
 
-def batcher_of(interval_s, **options):
-    """Return a kind of batcher with other times."""
-    return type("Batcher", (LogBatcher,), {"interval_s": interval_s, **options})
-
-
-@pytest.fixture
-def batcher():
-    """Makes batchers, each with the list that its records go to, and closes them."""
-    made = []
-
-    def make(interval_s, rank=0, **options):
-        sent: list[Log] = []
-        made.append(batcher_of(interval_s, **options)(rank, sent.append, start_s=time.time()))
-        return made[-1], sent
-
-    yield make
-    for one in made:
-        one.close()
+def batcher_of(interval_s, send, start_s=0.0):
+    """Return rank 2's batcher, with another interval."""
+    return type("Batcher", (LogBatcher,), {"interval_s": interval_s})(2, send, start_s)
 
 
 def calls(sent):
@@ -42,49 +26,53 @@ def calls(sent):
     ]
 
 
-def test_a_call_after_a_pause_is_sent_at_once(batcher):
-    logs, sent = batcher(interval_s=0.1)
-    for step, its_names in enumerate([("loss",), ("loss",), ("accuracy",)]):
-        logs.add(step, its_names, [0.0])
-        assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
-        time.sleep(0.15)
-
-
-def test_the_rest_of_a_burst_is_sent_without_another_call(batcher):
-    logs, sent = batcher(interval_s=0.05)
+def test_the_rest_of_a_burst_is_sent_without_another_call():
+    sent = []
+    logs = batcher_of(0.05, sent.append)
     start = time.monotonic()
     for step in range(1000):
         logs.add(step, ("loss",), [step])
     took_s = time.monotonic() - start
     wait_until(lambda: len(calls(sent)) == 1000)
+    logs.close()
     assert [step for _, step, _ in calls(sent)] == list(range(1000))
     assert len(sent) <= 3 + took_s / 0.05, "few: at intervals, by the caller or by the thread in the background"
 
 
 @pytest.fixture
-def by_hand(monkeypatch):
-    """A clock that is set by hand, what is sent, and a batcher that goes by the clock."""
-    now_s, sent = [100.0], []
+def now_s(monkeypatch):
+    """A clock that is set by hand."""
+    now_s = [100.0]
     monkeypatch.setattr("labkit.rank.log_batcher.time.time", lambda: now_s[0])
-    return now_s, sent, batcher_of(interval_s=60)(0, sent.append, start_s=0.0)
+    return now_s
 
 
-def test_quick_calls_are_sent_at_intervals(by_hand):
-    now_s, sent, logs = by_hand
+def test_a_call_after_a_pause_is_sent_at_once(now_s):
+    sent = []
+    logs = batcher_of(60, sent.append)
+    for step, its_names in enumerate([("loss",), ("loss",), ("accuracy",)]):
+        logs.add(step, its_names, [0.0])
+        assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
+        now_s[0] += 61
+    logs.close()
+
+
+def test_quick_calls_are_sent_at_intervals(now_s):
+    sent = []
+    logs = batcher_of(60, lambda log: sent.append((now_s[0], log)))
     names = ("loss",), ("accuracy",)
-    sent_s = []
-    logs._send = lambda log: sent.append(log) or sent_s.append(now_s[0])
     for step in range(10_000):
         now_s[0] += 0.02
         logs.add(step, names[step % len(names)], [0.0])
     logs.close()
-    assert len(set(sent_s)) == 1 + 3 + 1, "the first alone, then one each minute of 200 s, then the rest"
-    assert [step for log in sent for step in log.steps] == list(range(10_000))
-    assert {log.names for log in sent} == set(names)
+    assert len({at_s for at_s, _ in sent}) == 1 + 3 + 1, "the first alone, then one each minute of 200 s, then the rest"
+    assert [step for _, log in sent for step in log.steps] == list(range(10_000))
+    assert {log.names for _, log in sent} == set(names)
 
 
-def test_calls_from_several_threads_are_all_sent(batcher):
-    logs, sent = batcher(interval_s=0.001)
+def test_calls_from_several_threads_are_all_sent():
+    sent = []
+    logs = batcher_of(0.001, sent.append)
 
     def add(names):
         for step in range(2000):
@@ -104,11 +92,9 @@ def test_calls_from_several_threads_are_all_sent(batcher):
 @pytest.fixture
 def logging_rank():
     """A worker whose log calls wait to be sent, and what has been sent."""
-    channel = Channel(None, 0)
-    sent: list[Log] = []
-    channel.send = sent.append
-    batcher = batcher_of(LONG_S)(2, channel.send, time.time())
-    yield Worker(RankInfo(2, 2, 4, 4), torch.device("cpu"), batcher, channel), batcher, sent
+    channel = KeptChannel()
+    batcher = batcher_of(LONG_S, channel.send)
+    yield Worker(RankInfo(2, 2, 4, 4), torch.device("cpu"), batcher, channel), batcher, channel.sent
     batcher.close()
 
 
