@@ -239,7 +239,7 @@ def test_a_run_ends_though_squeue_fails_for_a_while_and_says_what_it_said(launch
 
 
 def test_a_job_is_cancelled_though_scancel_fails_at_first(launch, replace, slurm):
-    run = launch(workloads.stuck)
+    run = launch(workloads.go_astray, "sleeps")
     wait_until(lambda: run.states == ["running"] * 2, LONG_S)
     replace("scancel", 'echo "scancel: error: Kill job error on job id: Socket timed out" >&2; exit 1')
     run.ask_to_stop(0.1)
