@@ -12,6 +12,15 @@ SLIPS = {
             ("aims) / len(batches)", "aims)"),
             ("targets) / len(batches)", "targets)"),
         ),
+        ("DDP sent the gradients 4 times, expected once", ("with model.no_sync():", "if True:")),
+        (
+            "this rank's alone: nothing was sent",
+            ("    loss = mse_loss(model(inputs)", "    with model.no_sync():\n        loss = mse_loss(model(inputs)"),
+        ),
+        (
+            "`weight.grad[0, 0]` is",
+            ("    loss = mse_loss(model(inputs)", "    model.zero_grad()\n    loss = mse_loss(model(inputs)"),
+        ),
     ],
     "average_gradients": [
         ("summed, not averaged?", ("parameter.grad /= dist.get_world_size()", "pass")),
@@ -36,6 +45,23 @@ SLIPS = {
         ("nothing has changed it", ("gradient.copy_(mean.view_as(gradient))", "gradient = mean.view_as(gradient)")),
         ("backward makes the last gradient first", ("reversed(list(model.parameters()))", "model.parameters()")),
     ],
+    "backward_by_blocks": [
+        (
+            "B were kept for the backward pass at once",
+            ("with torch.no_grad():", "if True:"),
+            ("inputs.append(x)", "x = x.requires_grad_()\n            inputs.append(x)"),
+        ),
+        ("dropout has dropped other numbers the second time", ("torch.set_rng_state(states.pop())", "states.pop()")),
+        ("that is the gradient of the last block's output", ("gradient = given.grad", "pass")),
+        (
+            "expected the parameter's gradient",
+            (
+                "blocks[len(inputs)](given).backward(gradient)",
+                "given.grad, = torch.autograd.grad(blocks[len(inputs)](given), given, gradient)",
+            ),
+        ),
+        ("`x` was changed", ("inputs.append(x)", "inputs.append(x.clone())"), ("x = block(x)", "x.copy_(block(x))")),
+    ],
     "balancing_loss": [
         ("f of this rank's tokens only", ("dist.all_reduce(load)", "pass")),
         ("f was divided by this rank's tokens, and counts those of all", ("load / load.sum()", "load / len(logits)")),
@@ -57,6 +83,7 @@ SLIPS = {
             "the square of the mean is to be taken off",
             ("return mean, variance", "return mean, variance + mean.square()"),
         ),
+        ("over this rank's rows only", ("dist.all_gather(gathered, own)", "gathered = [own]")),
     ],
     "begin_saving": [
         ("that is the state of a later step", ("copy.deepcopy(state)", "state")),
@@ -75,6 +102,12 @@ SLIPS = {
     "broadcast_tree": [
         ("calls dist.send with rank 3, but the ranks are 0 … 2", ("if rank + distance < world_size:", "if True:")),
         ("nothing has changed it", ("dist.recv(tensor,", "dist.recv(tensor.clone(),")),
+        (
+            "calls dist.broadcast, which this exercise does not allow; it allows",
+            ("dist.send(tensor, rank + distance)", "dist.broadcast(tensor, 0)"),
+            ("dist.recv(tensor, rank - distance)", "dist.broadcast(tensor, 0)"),
+        ),
+        ("waits in send for rank", ("dist.recv(tensor, rank - distance)", "dist.send(tensor, rank - distance)")),
     ],
     "bubble": [
         ("that is waiting over working, not over the whole", ("(micro_batches + stages - 1)", "micro_batches")),
@@ -110,6 +143,12 @@ SLIPS = {
             "returned a float, expected (interval_s, lost)",
             ("return interval_s, save_s / interval_s + interval_s / (2 * between_failures_s)", "return interval_s"),
         ),
+        (
+            "a failure loses half of the interval, not all of it",
+            ("2 * save_s", "save_s"),
+            ("(2 * between_failures_s)", "between_failures_s"),
+        ),
+        ("saving a little more often loses less", ("math.sqrt(2 * save_s * between_failures_s)", "between_failures_s")),
     ],
     "choose_by_bias": [
         ("chosen by the scores without the bias", ("(scores + bias).topk", "scores.topk")),
@@ -122,6 +161,13 @@ SLIPS = {
             "`bias` was changed",
             ("bias + speed * (load.mean() - load).sign()", "bias.add_(speed * (load.mean() - load).sign())"),
         ),
+    ],
+    "f_and_g": [
+        ("who adds up backward?", ("total = gradient.clone()", "return gradient")),
+        ("g's gradient was added up", ("return gradient", "return F.backward(ctx, gradient)")),
+        ("this rank's hidden units only: who adds up?", ("total = x.clone()", "return x.view_as(x)")),
+        ("f all-reduces forward", ("return F.apply, G.apply", "return G.apply, F.apply")),
+        ("returned no pair of functions, (f, g)", ("return F.apply, G.apply", "return F.apply")),
     ],
     "flops_utilization": [
         ("attention is missing, which has no weights of its own", (" + 12 * depth * width * sequence", "")),
@@ -187,20 +233,59 @@ SLIPS = {
         ("divided by the number of ranks, too", (".item()", ".item() / dist.get_world_size()")),
         ("raised ZeroDivisionError", ("[correct, count]", "[correct / count * count, count]")),
         ("returned a Tensor, expected a float", ("(sums[0] / sums[1]).item()", "sums[0] / sums[1]")),
+        ("the mean of the ranks' accuracies", ("[correct, count]", "[correct / max(1, count), 1]")),
+        ("this rank's own", ("dist.all_reduce(sums)", "sums[1].clamp_(min=1)")),
     ],
     "mean_on_rank_0": [
         ("the sum, not the mean", (" / dist.get_world_size()", "")),
         ("expected None on all ranks but 0", ("if dist.get_rank() == 0:", "if True:")),
+        (
+            "a hang: rank 0 waits in all_reduce for the other ranks",
+            ("dist.all_reduce(total)", "dist.get_rank() or dist.all_reduce(total)"),
+        ),
+        ("rank 0's own value", ("return total.item() / dist.get_world_size()", "return value")),
+        ("returned None, expected a float", ("if dist.get_rank() == 0:", "if False:")),
     ],
     "mean_over_ranks": [
         ("summed, not averaged?", (" / dist.get_world_size()", "")),
         ("returned a Tensor, expected a float", (".item()", "")),
         ("returned a NoneType, expected a float: no return?", ("return total.item() / dist", "total /= dist")),
         ("expected", ("dist.get_world_size()", "2")),
+        ("this rank's own value", ("return total.item() / dist.get_world_size()", "return value")),
+    ],
+    "mended_line": [
+        ("SLURM may place 8 tasks on 2 nodes as it likes", ("--ntasks-per-node=4", "--ntasks=8")),
+        (
+            "srun: error: Unable to create step for job 4711: More processors requested than permitted",
+            (
+                '"D": (\n            7,\n            "srun torchrun',
+                '"D": (\n            7,\n            "srun --ntasks=8 torchrun',
+            ),
+        ),
+        ("rank 1 looks for port 20001, and rank 0 listens on another, 20000", ("SLURM_JOB_ID % 10000", "SLURM_PROCID")),
+        ("SLURM signals the tasks, which end at once", ("B:USR1@120", "USR1@300")),
+        ("returned a str, expected (number, line)", ("}[script]", "}[script][1]")),
+    ],
+    "micro_batch_weights": [
+        ("all micro-batches count alike", ("count * dist.get_world_size() / total.item()", "1 / len(tokens)")),
+        ("others have more or fewer", ("count * dist.get_world_size() / total.item()", "count / sum(tokens)")),
+        ("is not taken back", ("count * dist.get_world_size() / total.item()", "count / total.item()")),
+        (
+            "that is the sum over all tokens, not their mean",
+            ("count * dist.get_world_size() / total.item()", "float(count * dist.get_world_size())"),
+        ),
+        ("returned a NoneType, expected a list of floats", ("return [", "[")),
     ],
     "one_forward_one_backward": [
         ("is no pass of 1 micro-batches", ("min(stages - stage - 1, micro_batches)", "stages - stage - 1")),
         ("keeps 3 activations after ('F', 2), expected 2 at most", ("stages - stage - 1", "stages - stage")),
+        ("ticks, expected", ("min(stages - stage - 1, micro_batches)", "0")),
+        ("is missing", ("return order", "return order[: len(order) - (stages - stage - 1)]")),
+        ("comes before", ('order.append(("B", i))', 'order.insert(0, ("B", i))')),
+        (
+            "keeps 3 activations after ('F', 2), expected 2 at most",
+            ("min(stages - stage - 1, micro_batches)", "micro_batches"),
+        ),
     ],
     "outer_step": [
         ("the step goes the other way", ("start - local", "local - start")),
@@ -226,6 +311,14 @@ SLIPS = {
         ("all_reduce without async_op=True: backward waits for it", (", async_op=True", ""), ("work.wait()", "pass")),
         ("summed, not averaged?", ("parameter.grad /= dist.get_world_size()", "pass")),
         ("in step 1", ("begun.clear()", "pass")),
+        (
+            "nothing overlaps",
+            ("parameter.register_post_accumulate_grad_hook(begin)", "pass"),
+            (
+                "for parameter, work in begun:",
+                "for parameter in model.parameters():\n            begin(parameter)\n        for parameter, work in begun:",
+            ),
+        ),
     ],
     "parallel_cross_entropy": [
         ("not a finite number", ("(logits - greatest[:, None]).exp()", "(10 * logits).exp()")),
@@ -248,9 +341,53 @@ SLIPS = {
         ("this rank's hidden units only", ("dist.all_reduce(outputs)", "pass")),
         ("averaged, where the contributions add up", ("return outputs", "return outputs / dist.get_world_size()")),
     ],
+    "place_in_job": [
+        (
+            "that is `SLURM_LAUNCH_NODE_IPADDR`, where `srun` runs, and no rank",
+            ('first_host(environment["SLURM_STEP_NODELIST"])', 'environment["SLURM_LAUNCH_NODE_IPADDR"]'),
+        ),
+        (
+            "that is `SLURM_NTASKS`, what `srun` would start",
+            ('return 0, 0, 1, "localhost"', 'return 0, 0, int(environment.get("SLURM_NTASKS", 1)), "localhost"'),
+        ),
+        (
+            "that is `SLURM_STEP_NODELIST`, all nodes of the step",
+            ('first_host(environment["SLURM_STEP_NODELIST"])', 'environment["SLURM_STEP_NODELIST"]'),
+        ),
+        ("the local rank is 5, expected 1", ("return rank, local_rank", "return rank, rank")),
+        (
+            "that is `SLURM_LOCALID`, of the task that `srun` has started",
+            ('"LOCAL_RANK"', '"SLURM_LOCALID" if "SLURM_LOCALID" in environment else "LOCAL_RANK"'),
+        ),
+        (
+            "that is `SLURM_PROCID`, the number of the task that `srun` has started, which is the launcher's helper",
+            ('"RANK" in environment', '"RANK" in environment and "SLURM_PROCID" not in environment'),
+        ),
+        (
+            "the world size is 8, expected 1: that is `SLURM_NTASKS`, what `srun` would start",
+            ('"SLURM_STEP_NUM_TASKS" in environment', '"SLURM_PROCID" in environment'),
+            ('"SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"', '"SLURM_LOCALID", "SLURM_NTASKS"'),
+            (
+                'first_host(environment["SLURM_STEP_NODELIST"])',
+                'first_host(environment.get("SLURM_STEP_NODELIST", "localhost"))',
+            ),
+        ),
+    ],
     "ring_all_reduce": [
         ("`tensor[0]` is", ("range(2 * (world_size - 1))", "range(world_size - 1)")),
         ("`tensor[", ("if step < world_size - 1:", "if True:")),
+        (
+            "averaged, where the sum is asked for",
+            ("tensor.copy_(flat.view_as(tensor))", "tensor.copy_(flat.view_as(tensor) / world_size)"),
+        ),
+        (
+            "waits in send for rank",
+            (
+                "for message in dist.batch_isend_irecv([sending, receiving]):",
+                "dist.send(pieces[(rank - step) % world_size], right)\n        for message in dist.batch_isend_irecv([receiving]):",
+            ),
+        ),
+        ("shape=(5, 3), contiguous=False: `tensor[", ("tensor.copy_(flat.view_as(tensor))", "pass")),
     ],
     "ring_attention": [
         (
@@ -264,6 +401,7 @@ SLIPS = {
         ),
         ("not divided by the root of the width", (" / q.shape[1] ** 0.5", "")),
         ("returned with an isend to rank", ("sending.wait()", "pass")),
+        ("this rank's keys and values only", ("range(world_size)", "range(1)")),
     ],
     "sharded_linear": [
         ("summed, not averaged?", (" / world_size", "")),
@@ -308,6 +446,7 @@ SLIPS = {
             "unit 0's weight still has its storage after backward",
             ("resize_(0)", "resize_(0 if shards[0].grad is None else units[i].weight.nbytes)"),
         ),
+        ("forward of unit 0: its weight has no storage", ("enumerate(units)", "[]")),
     ],
     "shares_of_batches": [
         ("batches, expected 7 whole ones", ("range(0, whole, batch_size)", "range(0, samples, batch_size)")),
@@ -316,6 +455,11 @@ SLIPS = {
         (
             "the same arguments gave other lists the second time",
             ("seed + epoch", "seed + epoch + torch.initial_seed()"),
+        ),
+        (
+            "has 6 samples over all ranks, expected 7",
+            ("batch_size * rank // world_size", "batch_size // world_size * rank"),
+            ("batch_size * (rank + 1) // world_size", "begin + batch_size // world_size"),
         ),
     ],
     "step_and_break_even": [
@@ -336,6 +480,35 @@ SLIPS = {
         (
             "called all_reduce 8 times in 4 steps, expected one a step",
             ("dist.all_reduce(total)", "dist.all_reduce(total.clone()), dist.all_reduce(total)"),
+        ),
+        ("did 5 steps, expected 4", ("total / dist.get_world_size()", "total")),
+        ("did 3 steps, expected 4", ("return steps", "return steps - 1")),
+        ("has no len()", ("for loss in losses:", "for loss in losses[: len(losses)]:")),
+        (
+            "took 5 losses, and so as many training steps, but returned 4",
+            ("for loss in losses:", "for loss in list(losses):"),
+        ),
+    ],
+    "sum_in_step": [
+        ("a hang: rank 1 waits in all_reduce for the other ranks", ("[: steps.item()]", "")),
+        (
+            "returned 4 totals, expected 3, the fewest batches of any rank",
+            ("return totals", "return totals + [batch.clone() for batch in batches[len(totals) :]]"),
+        ),
+        ("`batches[0]` was changed", ("batch.clone()", "batch")),
+        ("nothing has changed it", ("dist.all_reduce(total)", "pass")),
+    ],
+    "task_for_ranks": [
+        ("that is the sum of all", ("numbers[rank::world_size]", "numbers")),
+        ("returned a float, expected a function of the rank", ("return task", "return task(0)")),
+    ],
+    "through_experts": [
+        ("this rank's own expert did it", ("return found", "return work(x)")),
+        ("in the order in which they were sent, not in that of the tokens", ("found[order] = back", "found = back")),
+        ("sorted twice", ("found[order] = back", "found = back[order]")),
+        (
+            "failed: RuntimeError",
+            ("dist.all_to_all_single(arriving, leaving)", "arriving.fill_(len(x) // len(leaving))"),
         ),
     ],
     "training_state": [
@@ -365,10 +538,16 @@ SLIPS = {
             ("full - came, went - full", "came - min(entered), went - came"),
         ),
         ("expected a pair", ("(full - came, went - full)", "full - came")),
+        ("returned a NoneType, expected a list of pairs", ("return [", "[")),
     ],
     "who_is_late": [
         ("how late it is to the first of the others", ("max(others)", "min(others)")),
         ("expected a pair: the rank, and seconds", ("late.index(max(late)), max(late)", "late.index(max(late))")),
+        (
+            "that is the worst step, not the median",
+            ("late.append(median(behind))", "late.append(median(behind) > 0 and max(behind))"),
+        ),
+        ("it is rank 0, expected rank 2", ("late.index(max(late))", "late.index(min(late))")),
     ],
     "zero1_step": [
         ("the gradients are summed, not averaged?", ("mean /= world_size", "pass")),
@@ -383,6 +562,30 @@ SLIPS = {
         ("without momentum", ("momentum.mul_(0.9).add_(mean)", "momentum.copy_(mean)")),
         ("`momentum (step 0)[0]` is 0", ("momentum.mul_(0.9).add_(mean)", "momentum = 0.9 * momentum + mean")),
     ],
+    "zero_bubble": [
+        (
+            "every W follows its I at once",
+            ("if i >= stage:", "if True:"),
+            ('("W", i - stage)', '("W", i)'),
+            ("range(max(0, micro_batches - stage), micro_batches)", "[]"),
+        ),
+        (
+            "micro-batches, expected 2 at most: from F to W",
+            ("if i >= stage:", "if False:"),
+            ("max(0, micro_batches - stage)", "0"),
+        ),
+        (
+            "('W', 0) is missing",
+            ("if i >= stage:", "if False:"),
+            ("range(max(0, micro_batches - stage), micro_batches)", "[]"),
+        ),
+        (
+            "comes before ('I', ",
+            ('("I", i)', '("W", i)'),
+            ('("W", i - stage)', '("I", i - stage)'),
+            ('order + [("W", i)', 'order + [("I", i)'),
+        ),
+    ],
     "zigzag_attention": [
         ("every query sees every key", ("scores.masked_fill(keys > queries[:, None], -torch.inf)", "scores")),
         (
@@ -394,5 +597,6 @@ SLIPS = {
             ("keys > queries[:, None], -torch.inf", "(keys >= queries[:, None]) & (keys > 0), -1e9"),
         ),
         ("has a query seen nothing yet?", ("keys > queries", "keys >= queries")),
+        ("this rank's keys and values only", ("for step in range(world_size):", "for step in range(1):")),
     ],
 }
