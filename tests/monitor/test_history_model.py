@@ -19,9 +19,9 @@ from labkit.monitor.history import FEW
 from labkit.monitor.state import RunState
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
+from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from tests.conftest import LONG_S
-from tests.rank.test_records import batcher_of
 
 LONG = bool(os.environ.get("LABKIT_LONG"))
 settings.register_profile("labkit", deadline=None, database=None, derandomize=not LONG)
@@ -45,6 +45,12 @@ def script(ranks):
     )
 
 
+class Batcher(LogBatcher):
+    """Sends when it is told to."""
+
+    interval_s = LONG_S
+
+
 class Model:
     """Ranks that log, the history that takes it in, and the same as a list for each rank."""
 
@@ -56,7 +62,7 @@ class Model:
         for rank in range(ranks):
             channel = Channel(None, 0)
             channel.send = lambda log: self.history.add(pickle.loads(pickle.dumps(log)))
-            batcher = batcher_of(LONG_S)(rank, channel.send, time.time())
+            batcher = Batcher(rank, channel.send, time.time())
             self.batchers.append(batcher)
             self.workers.append(Worker(RankInfo(rank, rank, ranks, ranks), torch.device("cpu"), batcher, channel))
 
