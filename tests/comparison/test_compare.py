@@ -20,32 +20,11 @@ from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY
 from tests.comparison.test_comparison import log, run_of
 from tests.conftest import LONG_S, shared_session, wait_until
+from tests.steps.test_watch import WEIGHTS, network, train
 from tests.ui.test_explore import Output
 
-SIZES = (30, 40, 5)
-WEIGHTS = sum(a * b + b for a, b in zip(SIZES, SIZES[1:], strict=False))
 OPERATIONS = 2 * 16 * (1200 + 200) + 2 * 16 * (1200 + 2 * 200)
 MIB = 2**20
-
-
-def network(*more):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5), *more)
-
-
-def train(worker, steps, wrap=lambda model: model, *more):
-    whole = network(*more)
-    model = wrap(whole)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    inputs = torch.randn(16, 30, generator=torch.Generator().manual_seed(1))
-    for _ in range(steps):
-        mine = inputs.chunk(worker.world_size)[worker.rank]
-        optimizer.zero_grad()
-        loss = model(mine).square().mean()
-        loss.backward()
-        optimizer.step()
-        worker.log(loss=loss.item())
-    return whole.state_dict()
 
 
 def ddp(worker, steps):

@@ -82,23 +82,6 @@ def test_a_failed_run_and_one_that_logged_nothing_have_their_rows(two_ranks):
     assert table["samples_per_s"].isna().tolist() == [False, True, True]
 
 
-def test_the_figure_lays_the_means_over_each_other(two_ranks, one_rank):
-    figure = labkit.compare({"DDP": two_ranks, "one process": one_rank}).figure()
-    assert [trace.name for trace in figure.data] == ["DDP", "one process"]
-    assert list(figure.data[0].y) == pytest.approx(np.linspace(2, 0.6, 10), rel=1e-6)
-    assert figure.layout.yaxis.title.text == "loss"
-
-
-def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
-    shown = []
-    monkeypatch.setattr(kernel, "display", shown.append)
-    labkit.compare({"DDP": two_ranks})._ipython_display_()
-    figure, table = shown
-    assert isinstance(figure, labkit.charts.Chart)
-    assert isinstance(table, pd.io.formats.style.Styler)
-    assert ">0.6<" in table.to_html()
-
-
 def test_tables_and_pictures_are_of_the_runs_that_are_asked_for_by_title_or_slug(two_ranks, one_rank):
     compared = labkit.compare({"DDP, accumulated": two_ranks, "one process": one_rank})
     for titles in (["one process"], ["one_process"]):
@@ -170,3 +153,7 @@ def test_a_comparison_shows_itself_once_in_a_cell(two_ranks, monkeypatch):
         compared._ipython_display_()
         counts.append(len(shown))
     assert counts == [2, 2, 4], "and in another cell again"
+    figure, table, *_ = shown
+    assert isinstance(figure, labkit.charts.Chart)
+    assert isinstance(table, pd.io.formats.style.Styler)
+    assert ">0.6<" in table.to_html()

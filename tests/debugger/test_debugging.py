@@ -105,14 +105,9 @@ def test_quit_and_stop_end_the_run_and_the_ranks_stay(reserved, person, how):
         return "quit"
 
     person(ends)
-    run = labkit.launch(only_stops, on=reserved, live=False)
+    run = labkit.launch(train, on=reserved, live=False)
     assert (run.status, run.states) == ("stopped", ["stopped", "stopped"])
     assert reserved.pids == pids
-
-
-def only_stops(worker):
-    breakpoint()
-    return worker.rank
 
 
 def traced(worker):
@@ -120,7 +115,7 @@ def traced(worker):
 
 
 def one_stops(worker):
-    if worker.rank == 0:
+    if worker.rank == 1:
         breakpoint()
     dist.barrier()
     return worker.rank
@@ -135,14 +130,14 @@ def test_while_somebody_is_at_a_prompt_the_silence_that_ends_a_run_is_not_counte
 @pytest.mark.spawns
 def test_a_rank_that_dies_while_another_is_at_a_prompt_is_the_one_that_failed(person):
     def kill():
-        os.kill(labkit.runs[-1].pids[1], 9)
+        os.kill(labkit.runs[-1].pids[0], 9)
         assert labkit.runs[-1].over.wait(LONG_S), "also while nobody types"
         return ""
 
     person(kill)
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(one_stops, world_size=2, live=False)
-    assert failure.value.rank == 1
+    assert failure.value.rank == 0
 
 
 # Where nobody can answer
@@ -169,25 +164,14 @@ def test_who_answers_or_why_nobody_can(monkeypatch, front_end, terminal, wait, e
     assert bool(debugger._why_nobody()) == bool(expected)
 
 
-def calls(worker):
-    if worker.rank == 1:
-        breakpoint()
-    dist.barrier()
-
-
-def said_of(*args, **options):
-    with pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(*args, live=False, **options).wait()
-    assert failure.value.rank == 1
-    return failure.value
-
-
 @pytest.mark.spawns
 def test_headless_it_raises_at_once_and_names_rank_and_line(reserved):
-    failure = said_of(calls, on=reserved)
-    line = line_of(calls, "    breakpoint()")
-    assert f"rank 1 is at breakpoint() in {HERE}, line {line}, and nobody can answer: " in failure.diagnosis.headline
-    assert "there is neither a notebook nor a terminal" in str(failure)
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(one_stops, on=reserved, live=False)
+    assert failure.value.rank == 1
+    line = line_of(one_stops, "    breakpoint()")
+    assert f"rank 1 is at breakpoint() in {HERE}, line {line}, and nobody can answer: " in str(failure.value)
+    assert "there is neither a notebook nor a terminal" in str(failure.value)
 
 
 @pytest.mark.spawns

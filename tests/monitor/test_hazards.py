@@ -30,10 +30,6 @@ from tests.conftest import LONG_S, lives, wait_until
 from tests.monitor.test_follower import STACK, logged
 from tests.support.fake_engine import A_JOB, FakeEngine, a_job
 from tests.support.tiers import few
-from tests.ui.test_kernel import Notebook
-
-# Ports
-
 
 # A library's own processes
 
@@ -76,35 +72,6 @@ def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(
 
 
 # Interrupts
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
-    notebook.run("""
-        def deaf(worker, marks):
-            open(f"{marks}/{worker.rank}", "w").close()
-            while True:
-                pass
-    """)
-    yield notebook
-    notebook.close()
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize(("pause_s", "watched"), few([(0.01, True), (0.2, False)], 2))
-def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
-    """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
-    cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
-    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2 and (cell.stdout or cell.outputs))
-    notebook.interrupt()
-    time.sleep(pause_s)
-    notebook.interrupt()
-    notebook.finish(cell)
-    assert "run 'deaf' was interrupted and stopped" in cell.error["evalue"]
-    assert "after" not in cell.stdout
-    assert notebook.value("(labkit.runs[-1].status, labkit.runs[-1].error)") == ("stopped", None)
-    assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
 
 
 @pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "_pause"])

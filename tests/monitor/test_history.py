@@ -110,15 +110,6 @@ def test_curves_are_those_of_the_ranks_that_logged_the_name(world_size, ranks, l
     assert list(history.curves("loss")) == labels
 
 
-def test_progress_gives_the_last_step_and_the_rates():
-    history = History(2)
-    history.add(log(0, range(10), samples=[64] * 10, loss=range(10)))
-    found = history.progress(0)
-    assert (found.steps, found.last_step, found.time_s) == (10, 9, pytest.approx(0.9))
-    assert (found.steps_per_s, found.samples_per_s) == (pytest.approx(10), pytest.approx(640))
-    assert found.last == {"samples": 64, "loss": 9}
-
-
 def test_rates_are_those_of_the_last_seconds():
     history = History(1)
     for step in range(100):

@@ -123,11 +123,6 @@ def asked():
     return found
 
 
-def end_with(method, asked):
-    """How a run ends in which that is asked."""
-    return next(end for end in ENDS if method in asked[end])
-
-
 def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
     assert set.union(*asked.values()) == set(METHODS)
 
@@ -135,7 +130,7 @@ def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [RuntimeError("injected"), SystemExit("injected")], ids=repr)
 def test_whatever_an_observer_raises_the_run_ends_as_it_would(method, error, asked):
-    end = end_with(method, asked)
+    end = next(end for end in ENDS if method in asked[end])
     observer, other = broken(method, raises(error)), Asks()
     run = run_with([observer, other], end)
     assert_ended(run, end)
@@ -149,6 +144,3 @@ def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
     with pytest.raises(KeyboardInterrupt):
         observers.tell(lambda each: each.look(0.0))
     assert observers == [observer]
-
-
-# Those that there are

@@ -89,15 +89,6 @@ def test_intervals_are_those_of_sets_of_instants():
 # Who came last
 
 
-def test_waiting_in_a_collective_is_until_the_last_has_entered_and_the_rest_is_transfer():
-    for time, is_late in zip(times(planted(3, late=1)), (False, True, False), strict=True):
-        assert time.seconds["waiting"] == pytest.approx(0 if is_late else 50 * MS)
-        assert time.seconds["transfer"] == pytest.approx(3 * MS)
-        assert time.seconds["data"] == pytest.approx(51 * MS if is_late else 1 * MS)
-        (a, b), *_ = time.record.steps
-        assert sum(time.seconds.values()) == pytest.approx(b - a)
-
-
 def test_calls_under_way_at_the_same_time_count_once_and_computing_is_not_waiting():
     """Two buckets, as DDP sends them: rank 0 computes on for 10 ms after the first; rank 1 is 50 ms late to both."""
 

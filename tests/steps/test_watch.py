@@ -98,17 +98,17 @@ def by_hand(worker, count):
         worker.log(steps=1.0)
 
 
-def network():
+def network(*more):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5))
+    return nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5), *more)
 
 
-def train(worker, count, wrap=lambda model: model):
-    whole = network()
+def train(worker, steps, wrap=lambda model: model, *more):
+    whole = network(*more)
     model = wrap(whole)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inputs = torch.randn(16, 30, generator=torch.Generator().manual_seed(1)).chunk(worker.world_size)[worker.rank]
-    for _ in range(count):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = model(inputs).square().mean()
         loss.backward()
@@ -353,10 +353,7 @@ def calls(worker):
         lambda: dist.all_reduce(x(100, dtype=torch.uint8)),
         dist.barrier,
     ]
-    if worker.rank < 2:
-        made.append(lambda: dist.send(x(100), 1) if worker.rank == 0 else dist.recv(x(100)))
-    else:
-        made.append(lambda: None)
+    made.append(lambda: dist.send(x(100), 1) if worker.rank == 0 else dist.recv(x(100)))
     for call in [*[lambda: None] * 4, *made]:
         call()
         worker.log(steps=1.0)
@@ -376,13 +373,12 @@ def records(run):
 
 @pytest.mark.spawns
 def test_bytes_on_ranks_are_those_of_textbooks_by_type_and_kind():
-    with shared_session(4) as ranks:
-        for n in (2, 3, 4):
-            for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
-                run = labkit.launch(on_rank, ddp, Plan(3, timed=0), 8, dtype, on=ranks, world_size=n, live=False)
-                for record in records(run):
-                    assert record.sent() == pytest.approx(2 * (n - 1) / n * size * WEIGHTS, rel=0.01), (n, dtype)
-                    assert record.held["buckets"] == size * WEIGHTS
+    with shared_session(3) as ranks:
+        for n, dtype, size in ((2, torch.float32, 4), (3, torch.bfloat16, 2)):
+            run = labkit.launch(on_rank, ddp, Plan(3, timed=0), 8, dtype, on=ranks, world_size=n, live=False)
+            for record in records(run):
+                assert record.sent() == pytest.approx(2 * (n - 1) / n * size * WEIGHTS, rel=0.01), (n, dtype)
+                assert record.held["buckets"] == size * WEIGHTS
         run = labkit.launch(on_rank, calls, Plan(len(SHARES), timed=0), on=ranks, world_size=2, live=False)
         for number, together in enumerate(SHARES):
             sent = []

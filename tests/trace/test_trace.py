@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import labkit
 from labkit.trace.trace import Trace
 from tests.conftest import shared_session
 from tests.steps.test_record import MS, planted, record_of
+from tests.steps.test_watch import Rows
 
 # Who is late
 
@@ -165,17 +166,14 @@ def check_trace_events(path, world_size):
 # With ranks
 
 
-class Slow(Dataset):
+class Slow(Rows):
     def __init__(self, seconds=0.0):
         self.seconds = seconds
-
-    def __len__(self):
-        return 64
 
     def __getitem__(self, index):
         if index % 4 == 0 and self.seconds:
             time.sleep(self.seconds)
-        return torch.full((8,), float(index))
+        return super().__getitem__(index)
 
 
 def late_by_its_own_clock(worker, late, delay_s, where):
