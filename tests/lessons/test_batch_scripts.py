@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from course import batch_scripts, exercises
 from course.batch_scripts import SCRIPTS, symptom
 from course.launch_environments import ENVIRONMENTS, PLACES, first_host
 from tests.conftest import LONG_S
-from tests.tools.run_notebooks import FOLDER
+from tests.lessons.test_notebooks import NOTEBOOKS
 
 MEND = exercises.find("mended_line").solution
 PLACE = exercises.find("place_in_job").solution
@@ -150,7 +149,7 @@ def on_this_cluster(text):
 
 
 def source_of(cell):
-    (source,) = (c.source for c in nbformat.read(FOLDER / "15_launchers.ipynb", as_version=4).cells if c.id == cell)
+    (source,) = (c.source for c in NOTEBOOKS["15"].cells if c.id == cell)
     return source
 
 

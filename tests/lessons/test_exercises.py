@@ -12,7 +12,6 @@ import sys
 import textwrap
 import types
 
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,10 +26,10 @@ from course.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_st
 from course.exercises.traffic import Event
 from labkit.ui import kernel
 from tests.conftest import shared_session
+from tests.lessons.test_notebooks import NOTEBOOKS
 from tests.support.hangs import is_recorded
 from tests.support.tiers import few
 from tests.support.wrong_answers import wrong_answers
-from tests.tools.run_notebooks import LESSONS, declared
 
 TABLE = exercises.table()
 ON_RANKS = [name for name, exercise in TABLE.items() if exercise.needs_ranks]
@@ -109,14 +108,12 @@ def test_who_asks_for_what_is_not_there_is_told_what_there_is():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name):
-    (lesson,) = (path for path in LESSONS if path.stem.split("_")[0] == TABLE[name].lesson)
-    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    cells = [cell for cell in NOTEBOOKS[TABLE[name].lesson].cells if cell.cell_type == "code"]
     (place,) = (index for index, cell in enumerate(cells) if cell.source == f'course.exercises.statement("{name}")')
     answer, check = cells[place + 1 : place + 3]
     assert answer.source == TABLE[name].starter.rstrip("\n"), "kept once, in the exercise's file"
     assert answer.metadata.tags == ["exercise"]
     assert check.source == f"course.check({name}, answers)"
-    assert "answers" in declared(lesson)
 
 
 # Answers that are tried in the notebook's own process
@@ -489,20 +486,6 @@ def test_a_prediction_is_answered_by_the_run(in_a_folder):
     another.say("yes")
     assert "right" in another.reveal("yes")._repr_html_()
     assert repr(exercises.tally()) == "you predicted 1 of 2 right, of 3 asked for"
-
-
-def test_the_buttons_of_an_answered_prediction_become_text(in_a_folder):
-    guess = course.predict("How long is a step?", "as long", "longer")
-    guess.say("longer")
-    shown = types.SimpleNamespace(update=lambda content, raw: setattr(shown, "content", content))
-    text, buttons = types.SimpleNamespace(), types.SimpleNamespace()
-    box = types.SimpleNamespace(children=(text, buttons))
-    guess._shown = [(shown, box)]
-    guess.reveal("as long")
-    assert "font-weight:bold" in shown.content["text/html"]
-    assert "button" not in shown.content["text/html"]
-    assert box.children == (text,), "nor in the widget, which a page shows after a reload"
-    assert text.value == shown.content["text/html"]
 
 
 def test_a_prediction_whose_answer_is_no_option_fails(in_a_folder):

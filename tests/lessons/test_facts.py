@@ -10,21 +10,14 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.distributed.distributed_c10d
 
 from course import formulas as formula_module
 from course.facts import FACTS
-from tests.tools.run_notebooks import FOLDER, LESSONS
-
-
-def number(lesson):
-    return lesson.stem.split("_")[0]
-
-
-NOTEBOOKS = {number(lesson): nbformat.read(lesson, as_version=4) for lesson in LESSONS}
+from tests.lessons.test_notebooks import NOTEBOOKS
+from tests.tools.run_notebooks import FOLDER
 
 
 def texts():

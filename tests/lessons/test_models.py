@@ -35,6 +35,3 @@ def test_parameter_counts_are_those_in_the_lessons(make, parameters):
 @torch.no_grad()
 def test_images_become_one_row_of_logits_each(model, shape, classes):
     assert model(torch.randn(shape)).shape == (shape[0], classes)
-
-
-# Height and width after the stem, and after the last block, for 32 × 32 images.

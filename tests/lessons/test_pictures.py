@@ -1,4 +1,4 @@
-"""The lessons' pictures, by their data, and the strip that says how far the reader is."""
+"""The strip that says how far the reader is."""
 
 from __future__ import annotations
 

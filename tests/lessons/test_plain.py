@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 
-import nbformat
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import course
 import labkit
 from tests.conftest import LONG_S
+from tests.lessons.test_notebooks import NOTEBOOKS
 from tests.support.tiers import few
 from tests.tools.run_notebooks import FOLDER, LESSONS
 
@@ -29,14 +29,13 @@ KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 def of_lesson(name, **names):
     """The names of a lesson's parameters, imports and functions. `names` are what else its functions use."""
-    (lesson,) = FOLDER.glob(f"{name}_*.ipynb")
     train_set, test_set = course.datasets.load("digits")
     found = {"__name__": "__main__", "train_set": train_set, "test_set": test_set}  # so that they travel by value
-    for cell in nbformat.read(lesson, as_version=4).cells:
+    for cell in NOTEBOOKS[name].cells:
         is_plain_python = cell.cell_type == "code" and not re.search(r"^%|= [!%]", cell.source, re.MULTILINE)
         if is_plain_python and "exercise" not in cell.metadata.get("tags", []):
             body = [node for node in ast.parse(cell.source).body if isinstance(node, KEPT) or is_plain(node)]
-            exec(compile(ast.Module(body, []), lesson.name, "exec"), found)
+            exec(compile(ast.Module(body, []), f"lesson {name}", "exec"), found)
     found.update(names)
     return found
 
@@ -102,7 +101,7 @@ def apart(some, others):
 
 
 def test_each_script_is_shown_by_a_lesson_and_needs_no_labkit():
-    shown = "\n".join(cell.source for lesson in LESSONS for cell in nbformat.read(lesson, as_version=4).cells)
+    shown = "\n".join(cell.source for lesson in NOTEBOOKS.values() for cell in lesson.cells)
     for script in PLAIN:
         assert len(re.findall(rf'course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
         assert "labkit" not in script.read_text()
@@ -123,8 +122,7 @@ def test_a_script_is_shown_from_its_file(tmp_path, monkeypatch):
 
 def test_a_diff_has_what_a_script_adds_to_that_of_an_earlier_lesson(tmp_path):
     lesson = FOLDER / "00_start_here.ipynb"
-    (source,) = (c.source for c in nbformat.read(lesson, as_version=4).cells if c.source.startswith("%%writefile"))
-    before = source.split("\n", 1)[1]
+    before = course.written(lesson)
     (tmp_path / "train.py").write_text(before.replace("import os\n", "import os\nimport <b>\n"))
     shown = course.diff(lesson, tmp_path / "train.py")
     assert [line for line in repr(shown).splitlines() if line[0] in "+-"] == ["+import <b>"]
@@ -141,40 +139,17 @@ def test_ddp_ends_with_the_weights_of_lesson_04(script, by_torchrun, run, ranks)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-5
 
 
-@pytest.fixture(scope="module")
-def first_epoch():
-    """The mean loss of the first epoch of lesson 00's network in one process."""
+@pytest.mark.spawns
+def test_the_file_of_lesson_00_trains_as_one_process_does(run):
+    """Those of 03 to 06 are compared with it, and with each other, by their lessons."""
     train_set = course.datasets.load("digits").train
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
     torch.manual_seed(0)
     batches = DataLoader(train_set, 48, sampler=sampler, drop_last=True)
     losses = losses_of_one_process(course.models.ConvNet(), batches, 0.02)
-    return sum(losses) / len(losses)
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize(
-    ("lesson", "options", "tolerance"),
-    few(
-        [
-            # Two ranks add up in another order than one process.
-            ("00", (), 1e-3),
-            ("03", (), 1e-3),
-            # Micro-batches add up in another order, and max-pooling makes more of the last bit.
-            ("04", ("--micro-batches", 2, "--checkpoint", "2.pt"), 0.02),
-            ("05", (), 2e-4),
-            ("06", (), 0.02),
-        ],
-        2,
-    ),
-)
-def test_the_file_that_a_lesson_writes_trains_as_one_process_does(lesson, options, tolerance, run, first_epoch):
-    train, test = course.datasets.load("digits")
-    both = (train.tensors(), test.tensors()) if lesson == "04" else train.tensors()
-    torch.save(both, run.folder / "data.pt")
-    said = run(written_by(lesson, run.folder), "--data", "data.pt", "--epochs", 1, *options, by_torchrun=2)
+    said = run(written_by("00", run.folder), "--data", "digits.pt", "--epochs", 1, by_torchrun=2)
     (loss,) = re.findall(r"^epoch 0: loss ([\d.]+)", said, re.MULTILINE)
-    assert float(loss) == pytest.approx(first_epoch, abs=tolerance)
+    assert float(loss) == pytest.approx(sum(losses) / len(losses), abs=1e-3), "added in another order"
 
 
 @pytest.mark.parametrize("lesson", ["00", "03", "04", "05", "06"])

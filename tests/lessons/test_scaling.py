@@ -1,4 +1,4 @@
-"""How a batch is split, and the charts of the lesson on scaling. No process."""
+"""How a batch is split. No process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lessons on sharding share: batches, and weights put together again."""
+"""The batches that the lessons on sharding share."""
 
 from __future__ import annotations
 
