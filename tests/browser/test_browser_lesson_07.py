@@ -24,11 +24,6 @@ COMPARED, MINE, ADDED = (
 )
 """The cells that matter, by their number among the cells of code."""
 
-PICTURES = """cell => [...cell.querySelectorAll('.js-plotly-plot')]
-    .filter(plot => plot.offsetParent && plot._fullLayout && plot.querySelector('.trace, .bars'))
-    .map(plot => plot._fullLayout.title?.text ?? '')"""
-"""The titles of the charts that can be seen and have something in them."""
-
 ROW = """(cell, title) => {
     const lanes = [...cell.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetParent)
         .flatMap(plot => plot._fullLayout?.yaxis?._categories ?? []);
@@ -40,16 +35,11 @@ ROW = """(cell, title) => {
 
 
 def opened(page):
-    """Open the lesson and run its cells up to the comparison, until all its pictures are there."""
+    """Open the lesson and run its cells up to the comparison."""
     page.open(LESSON.name)
-    for index in range(COMPARED):
+    for index in range(COMPARED + 1):
         page.run_cell(index)
-    page.wait_until_run(COMPARED - 1)
-    page.run_cell(COMPARED)
-    cell, began = page.cell(COMPARED), time.monotonic()
-    while len(titles := cell.evaluate(PICTURES)) < 4:
-        assert time.monotonic() < began + LONG_S, titles
-        time.sleep(0.05)
+    page.wait_until_run(COMPARED)
 
 
 def toggle_the_division(page):
@@ -61,14 +51,13 @@ def toggle_the_division(page):
 
 
 def added(page, says):
-    """Run the learner's cell and the one below it, until all pictures have it, and what it says."""
+    """Run the learner's cell and the one below it, and wait until all pictures have it, and what it says."""
     page.run_cell(MINE)
     page.wait_until_run(MINE)
-    began = time.monotonic()
+    deadline = time.monotonic() + LONG_S
     page.run_cell(ADDED)
-    cell = page.cell(ADDED)
-    while says not in (row := cell.evaluate(ROW, "mine")):
-        assert time.monotonic() < began + LONG_S, f"it says {row!r}, not {says!r}"
+    while says not in (row := page.cell(ADDED).evaluate(ROW, "mine")):
+        assert time.monotonic() < deadline, f"it says {row!r}, not {says!r}"
         time.sleep(0.05)
     page.wait_until_run(ADDED)
 

@@ -34,14 +34,24 @@ def test_without_a_person_only_the_figure_for_the_defaults_is_shown(monkeypatch)
     assert len(open_widgets) == before, "no widget, which a saved notebook would keep"
 
 
-def test_moving_a_slider_draws_a_live_chart_again_at_once(monkeypatch):
-    outputs, boxes = [], []
-    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    monkeypatch.setattr(kernel, "is_jupyters_page", lambda: True)
-    monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing) or Output())
-    monkeypatch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
-    explore(draw, batch_size=[32, 64, 128], latency_us=[1, 10])
-    sliders, _, live = boxes[0].children
+@pytest.fixture
+def explored(monkeypatch):
+    """Explore where a person watches, on JupyterLab's page or another; give what was reserved, and what is below."""
+
+    def explored(is_jupyters_page, **choices):
+        outputs, boxes = [], []
+        monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+        monkeypatch.setattr(kernel, "is_jupyters_page", lambda: is_jupyters_page)
+        monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing) or Output())
+        monkeypatch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
+        explore(draw, **choices)
+        return outputs, boxes[0].children
+
+    return explored
+
+
+def test_moving_a_slider_draws_a_live_chart_again_at_once(explored):
+    outputs, (sliders, _, live) = explored(True, batch_size=[32, 64, 128], latency_us=[1, 10])
     batch, latency = sliders.children
     assert (batch.value, latency.value, batch.description) == (64, 10, "batch size")
 
@@ -62,14 +72,8 @@ def test_moving_a_slider_draws_a_live_chart_again_at_once(monkeypatch):
     wait_until(lambda: kept() == [[128, 1]])  # which a notebook keeps, one at a time
 
 
-def test_a_front_end_that_takes_changes_of_outputs_has_them_alone(monkeypatch):
-    outputs, boxes = [], []
-    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    monkeypatch.setattr(kernel, "is_jupyters_page", lambda: False)
-    monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing) or Output())
-    monkeypatch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
-    explore(draw, batch_size=[32, 64, 128])
-    (sliders,) = boxes[0].children
+def test_a_front_end_that_takes_changes_of_outputs_has_them_alone(explored):
+    outputs, (sliders,) = explored(False, batch_size=[32, 64, 128])
     sliders.children[0].value = 128
     shown = [output.shown[-1] for output in outputs]
     assert [bundle[PLOTLY]["data"][0]["y"] for bundle in shown if PLOTLY in bundle] == [[128, 10]]

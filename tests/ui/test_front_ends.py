@@ -1,8 +1,9 @@
 """The guide's table of front ends, row by row: what each shows of a run, and how it is stopped there.
 
 Real are nbclient, a terminal's IPython and plain Python; JupyterLab 4 and Notebook 7 are in `test_browser.py` and
-`test_browser_notebook.py`. VS Code, Colab and Kaggle are emulated: cells are sent to a real kernel as they send them,
-in their environment. Each says where it is known from what they send, and when that was read.
+`test_browser_notebook.py`. VS Code and Colab are emulated: cells are sent to a real kernel as they send them, in their
+environment. Each says where it is known from what they send, and when that was read. Kaggle asks for the same as Colab,
+and is told by its environment.
 """
 
 from __future__ import annotations
@@ -22,12 +23,8 @@ from tests.support.repository import beside_the_course
 from tests.support.tiers import few
 from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, drawn_since, statuses
 
-HOSTED = {
-    # COLAB_RELEASE_TAG: colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07.
-    "colab": {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00"},
-    # Public notebooks and their tools look for these two; KAGGLE_KERNEL_RUN_TYPE is "Batch" in Save & Run All.
-    "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com"},
-}
+COLAB = {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00"}
+"""colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07."""
 
 OUTPUT = '''
 """As much of google.colab.output as anywidget asks for (colabtools' output/_widgets.py at 3c07d776a9d3)."""
@@ -40,18 +37,16 @@ def enable_custom_widget_manager():
 '''
 
 
-def packages(folder, name):
-    """Write the packages that a hosted notebook has; give their folder."""
-    found = {"torch_xla/__init__.py": ""}
-    if name == "colab":
-        found |= {"google/__init__.py": "", "google/colab/__init__.py": "", "google/colab/output.py": OUTPUT}
-    for path, text in found.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return str(folder)
+PACKAGES = {
+    "torch_xla/__init__.py": "",
+    "google/__init__.py": "",
+    "google/colab/__init__.py": "",
+    "google/colab/output.py": OUTPUT,
+}
+"""What a notebook of Colab's has."""
 
 
-# VS Code, Colab, Kaggle: emulated
+# VS Code, Colab: emulated
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +116,19 @@ def test_without_widgets_there_are_text_and_a_chart(notebook):
 
 
 @pytest.fixture
-def hosted(notebook, request, tmp_path):
-    """The kernel in a hosted notebook's environment, without subshells, which neither has."""
+def hosted(notebook, tmp_path):
+    """The kernel in Colab's environment, without subshells, which it has not."""
+    for path, text in PACKAGES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
     notebook.run(f"""
         import sys
         from labkit.ui import kernel
         before, subshells = dict(os.environ), kernel.has_subshells
-        os.environ.update({HOSTED[request.param]!r})
-        sys.path.insert(0, {packages(tmp_path, request.param)!r})
+        os.environ.update({COLAB!r})
+        sys.path.insert(0, {str(tmp_path)!r})
         kernel.has_subshells = lambda: False
+        import google.colab.output as output
     """)
     yield notebook
     notebook.run("""
@@ -141,11 +140,7 @@ def hosted(notebook, request, tmp_path):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("hosted", HOSTED, indirect=True)
-def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_html(hosted, request):
-    is_colab = "colab" in request.node.name
-    if is_colab:
-        hosted.run("import google.colab.output as output")
+def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_html(hosted):
     before = set(hosted.views)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(lambda: drawn_since(hosted, before))
@@ -159,8 +154,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_html(hoste
     assert set(cell.charts()[0]) == {PLOTLY, "text/html", "text/plain"}, "whichever the page can draw"
     again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
     assert "[rank 1] cpu" in again.stdout
-    if is_colab:
-        assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
+    assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
 
 
 @pytest.mark.parametrize(("name", "is_html"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])

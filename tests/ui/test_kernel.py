@@ -17,6 +17,7 @@ from jupyter_client import KernelManager
 from labkit.ui import kernel
 from tests.conftest import LONG_S, command_of, lives
 from tests.support import prefork
+from tests.support.tiers import few
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -228,10 +229,6 @@ def cold_notebook(tmp_path_factory):
     notebook.close()
 
 
-def text_html_is_small(cells):
-    return all(len(data.get("text/html", "")) < 20_000 for cell in cells for data in cell.data)
-
-
 # By value
 
 
@@ -363,7 +360,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path)
     assert "<pre>hello from 1</pre>" in summary["text/html"]
     assert set(chart) == {PLOTLY, "text/plain"}, "beside a picture, JupyterLab would show the picture"
     assert sum(WIDGET in data for data in notebook.ever_shown) == 1
-    assert text_html_is_small([cell])
+    assert all(len(data.get("text/html", "")) < 20_000 for data in cell.data)
     assert cell.stdout == cell.stderr == ""
     assert "train: finished" in notebook.view["html"], "for a page that was reloaded"
     assert len(set(notebook.comms) - before) == 5, "the widget, what it shows, their layouts and a style"
@@ -527,6 +524,27 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, star
     assert notebook.value("(run.status, len(run.history), run.error)") == ("stopped", 2, None)
     notebook.run("run = labkit.launch(lambda worker: worker.rank, world_size=1)")
     assert notebook.value("run.results") == [0], "the kernel can launch again"
+
+
+@pytest.mark.parametrize(("pause_s", "watched"), few([(0.01, True), (0.2, False)], 2))
+def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
+    """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
+    notebook.run("""
+        def deaf(worker, marks):
+            open(f"{marks}/{worker.rank}", "w").close()
+            while True:
+                pass
+    """)
+    cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2 and (cell.stdout or cell.outputs))
+    notebook.interrupt()
+    time.sleep(pause_s)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "run 'deaf' was interrupted and stopped" in cell.error["evalue"]
+    assert "after" not in cell.stdout
+    assert notebook.value("(labkit.runs[-1].status, labkit.runs[-1].error)") == ("stopped", None)
+    assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
 
 
 def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):

@@ -108,11 +108,6 @@ def curves(shown, name="loss"):
     return {curve["label"]: (panel["steps"][curve["steps"]], curve["y"]) for curve in panel["curves"]}
 
 
-def cells(run):
-    """The rows of a run, each as one text."""
-    return ["  ".join([f"rank {row['rank']} {row['state']}", *row["cells"]]) for row in state_of(run)["rows"]]
-
-
 def end(run, live):
     """Finish the run and return its live view once that has drawn the end."""
     finish(run)
