@@ -8,7 +8,6 @@ CPU time per call, the rank's and the notebook's, hardly depends on what else th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
@@ -20,9 +19,11 @@ import labkit
 
 STEPS = 40
 """Of a block: some 60 ms."""
+PAIRS = 120
+"""Of blocks, one of which logs."""
 
 
-def train(worker: Any, pairs: int, logs: bool) -> tuple[list[float], float, float]:
+def train(worker: Any, logs: bool) -> tuple[list[float], float, float]:
     """Return the ratios of the pairs of blocks, a step's time in s, and the rank's CPU time a call in s."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(784, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -41,26 +42,23 @@ def train(worker: Any, pairs: int, logs: bool) -> tuple[list[float], float, floa
         return time.perf_counter() - began_s, time.process_time() - cpu_s
 
     ratios, steps_s, cpu_s = [], [], 0.0
-    for pair in range(-3, pairs):
+    for pair in range(-3, PAIRS):
         # Which of them comes first takes turns, too.
         found = {with_log: block(logs and with_log) for with_log in ((False, True) if pair % 2 else (True, False))}
         if pair >= 0:
             ratios.append(found[True][0] / found[False][0])
             steps_s.append(found[False][0] / STEPS)
             cpu_s += found[True][1] - found[False][1]
-    return ratios, statistics.median(steps_s), cpu_s / pairs / STEPS
+    return ratios, statistics.median(steps_s), cpu_s / PAIRS / STEPS
 
 
 def main() -> None:
     """Print each figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=120)
-    pairs = parser.parse_args().blocks
     cpu_s = {}
     with labkit.Session(2) as ranks:
         for logs in (True, False):
             began_s = time.process_time()
-            run = labkit.launch(train, pairs, logs, on=ranks, live=False)
+            run = labkit.launch(train, logs, on=ranks, live=False)
             cpu_s[logs] = time.process_time() - began_s
             ratios, steps_s, rank_s = zip(*run.results, strict=True)
             kind = "with log" if logs else "with no log at all"
@@ -68,7 +66,7 @@ def main() -> None:
             if logs:
                 print(f"a step: {1e3 * statistics.median(steps_s):.2f} ms")
                 print(f"a rank's CPU a call: {1e6 * statistics.median(rank_s):.1f} µs")
-    notebook_s = (cpu_s[True] - cpu_s[False]) / (2 * pairs * STEPS)
+    notebook_s = (cpu_s[True] - cpu_s[False]) / (2 * PAIRS * STEPS)
     print(f"the notebook's CPU a call: {1e6 * notebook_s:.1f} µs")
 
 

@@ -4,12 +4,11 @@ USS, the unique set size, is what one process has for itself alone; PSS adds its
 (libraries, mostly); RSS counts that in full for every process, and so says little. What one more rank costs is how much
 the sum of all PSS grows. Then what a value of 1 GiB costs: as a global of the notebook, and as a result. On Linux only.
 
-    python -m tests.benchmarks.memory --ranks 1 2 4 8
+    python -m tests.benchmarks.memory
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import shutil
 import statistics
@@ -123,12 +122,9 @@ def large_values(repeats: int) -> None:
 
 def main() -> None:
     """Run all and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
-    options = parser.parse_args()
     standby.off()
     print(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}")
-    by_ranks(options.ranks)
+    by_ranks([1, 2, 4, 8])
     large_values(5)
 
 

@@ -4,12 +4,11 @@ Each figure is the time from the call of `labkit.launch` until the last rank has
 are the machine's. Launches follow each other at once, but for standby ranks, which are given the time to be spawned.
 What is compared with the plain script takes turns with it.
 
-    python -m tests.benchmarks.sessions --launches 50
+    python -m tests.benchmarks.sessions
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ import torch
 import labkit
 from labkit.engines import standby
 
+RANKS = 2
+
 
 def first_step(worker: labkit.Worker) -> float:
     """Take one DDP step; return when it was done, as `time.time()`."""
@@ -37,13 +38,13 @@ def first_step(worker: labkit.Worker) -> float:
     return done_s
 
 
-def launches(count: int, before: Callable[[], Any] = lambda: None, **options: Any) -> list[float]:
+def launches(count: int, before: Callable[[], Any] = lambda: None, on: labkit.Session | None = None) -> list[float]:
     """Return the seconds from each launch to the first step on all its ranks."""
     found = []
     for _ in range(count):
         before()
         start_s = time.time()
-        run = labkit.launch(first_step, live=False, **options)
+        run = labkit.launch(first_step, on=on, world_size=RANKS, live=False)
         found.append(max(run.results) - start_s)
     return found
 
@@ -53,14 +54,14 @@ def typing_mistake(worker: labkit.Worker) -> None:
     raise NameError("name 'optimiser' is not defined")
 
 
-def fail_once(**options: Any) -> None:
+def fail_once() -> None:
     """Launch what fails."""
     with contextlib.suppress(labkit.WorkerFailed):
-        labkit.launch(typing_mistake, live=False, **options)
+        labkit.launch(typing_mistake, world_size=RANKS, live=False)
 
 
 @contextlib.contextmanager
-def bare_spawn(ranks: int) -> Iterator[Callable[[], float]]:
+def bare_spawn() -> Iterator[Callable[[], float]]:
     """Give what starts ranks by `mp.spawn`, in a process that knows nothing of labkit."""
     script = Path(__file__).with_name("bare_spawn.py")
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bare:
@@ -69,30 +70,24 @@ def bare_spawn(ranks: int) -> Iterator[Callable[[], float]]:
         requests, answers = bare.stdin, bare.stdout
 
         def spawn() -> float:
-            print(ranks, file=requests, flush=True)
+            print(RANKS, file=requests, flush=True)
             return float(answers.readline())
 
         yield spawn
         requests.close()
 
 
-def in_pairs(
-    title: str,
-    pairs: int,
-    ranks: int,
-    before: Callable[[], Any] = lambda: None,
-    settle: Callable[[], Any] = lambda: None,
-) -> None:
+def in_pairs(title: str, before: Callable[[], Any] = lambda: None, settle: Callable[[], Any] = lambda: None) -> None:
     """Launch and spawn in turns; print both and their ratio.
 
     `before` comes right before each launch, and `settle` before each pair, until nothing begins in the background.
     """
     ours, bare = [], []
-    with bare_spawn(ranks) as spawn:
-        for _ in range(pairs):
+    with bare_spawn() as spawn:
+        for _ in range(7):
             settle()
             bare.append(spawn())
-            ours += launches(1, before, world_size=ranks)
+            ours += launches(1, before)
     report(title, ours)
     report("    beside a plain script of mp.spawn", bare)
     print(f"    ratio of medians {statistics.median(ours) / statistics.median(bare):.2f}", flush=True)
@@ -118,25 +113,16 @@ def report(title: str, seconds: list[float]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launches", type=int, default=50)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
-    with labkit.Session(options.ranks) as ranks:
+    with labkit.Session(RANKS) as ranks:
         report("reserved ranks, the first launch on them", launches(1, on=ranks))
-        report("reserved ranks", launches(options.launches, on=ranks))
+        report("reserved ranks", launches(50, on=ranks))
     standby.off()
-    in_pairs("fresh ranks (standby off)", options.pairs, options.ranks)
+    in_pairs("fresh ranks (standby off)")
     standby.on()
-    launches(1, world_size=options.ranks)
-
-    def mistake() -> None:
-        fail_once(world_size=options.ranks)
-
-    in_pairs("right after a launch that failed", options.pairs, options.ranks, mistake, wait_for_standby)
-    launches(1, world_size=options.ranks)
-    report("standby ranks, when they are ready", launches(5, wait_for_standby, world_size=options.ranks))
+    launches(1)
+    in_pairs("right after a launch that failed", fail_once, wait_for_standby)
+    launches(1)
+    report("standby ranks, when they are ready", launches(5, wait_for_standby))
     standby.off()
 
 

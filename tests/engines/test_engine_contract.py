@@ -175,8 +175,9 @@ def test_what_is_ended_twice_and_closed_twice_is_gone(start):
 # What is large, and what is odd
 
 
-def check_that_all_arrives(run, sizes):
-    """Check the results of `elsewhere.carry_much`, what it logged and what it printed."""
+def test_nothing_a_result_of_50_mb_100_mb_of_output_and_nan_arrive(start):
+    sizes = (0, 50_000_000)
+    run = start(elsewhere.carry_much, sizes)
     run.until_over()
     assert [event.code for event in run.of(events.Exit)] == [0, 0]
     for rank, size in enumerate(sizes):
@@ -191,11 +192,6 @@ def check_that_all_arrives(run, sizes):
     assert lines == [elsewhere.line(number) for number in range(elsewhere.LINES)]
     kinds = [type(event) for event in run.events if event.rank == 1]
     assert kinds[-1] is events.Exit, "also after all that was printed"
-
-
-def test_nothing_a_result_of_50_mb_100_mb_of_output_and_nan_arrive(start):
-    sizes = (0, 50_000_000)
-    check_that_all_arrives(start(elsewhere.carry_much, sizes), sizes)
 
 
 def test_a_tensor_that_travels_costs_a_rank_its_size_once_at_rest_and_twice_at_most_as_it_is_read(start):

@@ -34,18 +34,12 @@ from tests.support.fake_engine import A_JOB as A_SMALL_JOB
 
 
 class ClosableProcess:
-    """What `multiprocessing.Process` is once it has been closed: every question raises."""
+    """As `multiprocessing.Process`, of which every question raises once it has been closed."""
 
     pid, exitcode = 2**22 + 1, None  # no process has such a pid
 
     def __init__(self):
-        self.is_closed, self.asked = False, []
         self.sentinel, self._open = Pipe(duplex=False)
-
-    def __getattribute__(self, name):
-        if name in ("is_alive", "kill", "join") and object.__getattribute__(self, "is_closed"):
-            raise ValueError("process object is closed")
-        return object.__getattribute__(self, name)
 
     def is_alive(self):
         return self.exitcode is None
@@ -57,7 +51,10 @@ class ClosableProcess:
         pass
 
     def close(self):
-        self.is_closed = True
+        self.is_alive = self.kill = self.join = self._refuse
+
+    def _refuse(self):
+        raise ValueError("process object is closed")
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ SESSION_RANKS = 4
 
 
 GPUS = torch.cuda.device_count()
-MARKS = [pytest.mark.gpu, pytest.mark.spawns, *([] if GPUS else [pytest.mark.wide])]
-pytestmark = MARKS
+pytestmark = [pytest.mark.gpu, pytest.mark.spawns, *([] if GPUS else [pytest.mark.wide])]
 DEVICE = "cuda" if GPUS else "cpu"
 MIB = 2**20
 WIDTH = 2048 if GPUS else 64
@@ -179,40 +178,38 @@ def test_a_run_that_was_killed_and_resumes_ends_bit_for_bit_as_one_that_was_not(
 # Collectives
 
 
+def collectives(worker, device):
+    """Each collective on a device, by name."""
+    n = worker.world_size
+    one, whole = torch.full((4,), worker.rank + 1.0, device=device), torch.zeros(4 * n, device=device)
+    parts = [torch.zeros_like(one) for _ in range(n)]
+    return {
+        "all_reduce": lambda: dist.all_reduce(one.clone()),
+        "broadcast": lambda: dist.broadcast(one.clone(), 0),
+        "reduce": lambda: dist.reduce(one.clone(), 0),
+        "all_gather": lambda: dist.all_gather(parts, one),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, one),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(one.clone(), whole),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+        "gather": lambda: dist.gather(one, parts if worker.rank == 0 else None, 0),
+        "scatter": lambda: dist.scatter(one.clone(), [one] * n if worker.rank == 0 else None, 0),
+    }
+
+
 def every_collective(worker):
-    """Call each collective on the device, and on the CPU; return what came of those that raised, by name."""
-    n, said = worker.world_size, {}
-
-    def tried(name, call):
-        try:
-            call()
-        except RuntimeError as error:
-            said[name] = str(error).splitlines()[0]
-
-    for device in (worker.device, torch.device("cpu")):
-        one = torch.full((4,), worker.rank + 1.0, device=device)
-        parts = [torch.zeros_like(one) for _ in range(n)]
-        whole = torch.zeros(4 * n, device=device)
-        calls = {
-            "all_reduce": lambda one=one: dist.all_reduce(one.clone()),
-            "broadcast": lambda one=one: dist.broadcast(one.clone(), 0),
-            "reduce": lambda one=one: dist.reduce(one.clone(), 0),
-            "all_gather": lambda one=one, parts=parts: dist.all_gather(parts, one),
-            "all_gather_into_tensor": lambda one=one, whole=whole: dist.all_gather_into_tensor(whole, one),
-            "reduce_scatter_tensor": lambda one=one, whole=whole: dist.reduce_scatter_tensor(one.clone(), whole),
-            "all_to_all_single": lambda whole=whole: dist.all_to_all_single(torch.empty_like(whole), whole),
-            "gather": lambda one=one, parts=parts: dist.gather(one, parts if worker.rank == 0 else None, 0),
-            "scatter": lambda one=one, parts=parts: dist.scatter(
-                one.clone(), [one] * n if worker.rank == 0 else None, 0
-            ),
-        }
-        for name, call in calls.items():
-            tried(f"{name} on {device.type}", call)
-    objects = [None] * n
+    """Call each collective on the rank's device, and on the CPU; return what those said that raised, by name."""
+    said = {}
+    for device in dict.fromkeys((worker.device.type, "cpu")):
+        for name, call in collectives(worker, device).items():
+            try:
+                call()
+            except RuntimeError as error:
+                said[f"{name} on {device}"] = str(error).splitlines()[0]
+    objects = [None] * worker.world_size
     dist.all_gather_object(objects, worker.rank)
     dist.broadcast_object_list(objects, 0)
     dist.barrier()
-    assert objects == list(range(n))
+    assert objects == list(range(worker.world_size))
     return said
 
 

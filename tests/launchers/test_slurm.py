@@ -204,10 +204,6 @@ def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tm
     run.stop()
     shutil.rmtree(run.folder)
     assert [each.name for each in (tmp_path / "my runs, 100%").iterdir()] == [".gitignore"], "no folder without a run"
-    (tmp_path / "file").touch()
-    on = labkit.Slurm(folder=tmp_path / "file")
-    with pytest.raises(OSError, match="cannot be made: Not a directory.*give another with folder="):
-        labkit.launch(workloads.fit, on=on, live=False)
 
 
 # SLURM's commands: late, or failing

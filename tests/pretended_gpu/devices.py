@@ -155,10 +155,6 @@ class Stream:
         """Whether all is done."""
         return True
 
-    def is_capturing(self) -> bool:
-        """No graph is."""
-        return False
-
     def wait_stream(self, _: Any) -> None:
         """Wait for nothing."""
 
@@ -173,11 +169,6 @@ class Stream:
 
     def __exit__(self, *_: Any) -> None:
         return None
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """As on a GPU."""
-        return 0, -1
 
 
 class Event:
@@ -212,13 +203,9 @@ def _properties(device: Any = None) -> Any:
     return SimpleNamespace(
         name="Pretended GPU",
         total_memory=TOTAL_BYTES,
-        uuid=f"00000000-0000-0000-0000-{index:012d}",
         multi_processor_count=40,
         major=8,
         minor=0,
-        gcnArchName="",
-        L2_cache_size=0,
-        warp_size=32,
     )
 
 
@@ -268,8 +255,6 @@ def install() -> None:
         "_cuda_hasPrimaryContext": lambda device: device in contexts,
         "_cuda_synchronize": lambda: _synchronize(),
         "_cuda_emptyCache": lambda *_: record("empty_cache"),
-        "_cuda_canDeviceAccessPeer": lambda *_: True,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
         "_get_accelerator": lambda *_: torch.device("cuda" if visible() else "cpu"),
         "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
         "_accelerator_getDeviceIndex": current,
@@ -278,14 +263,10 @@ def install() -> None:
         "_accelerator_maybeExchangeDevice": _exchange,
         "_accelerator_synchronizeDevice": _synchronize,
         "_accelerator_getStream": Stream,
-        "_accelerator_setStream": lambda _: None,
-        "_accelerator_isAllocatorInitialized": lambda: False,
     }.items():
         setattr(c, name, function)
     for name, function in {
         "_device_count_nvml": visible,  # which does not mind that the driver is too old
-        "_check_capability": lambda: None,
-        "_check_cubins": lambda: None,
         "_exchange_device": _exchange,
         "_maybe_exchange_device": _exchange,
         "get_device_properties": _properties,
@@ -295,11 +276,9 @@ def install() -> None:
         "current_stream": Stream,
         "default_stream": Stream,
         "stream": lambda stream=None: stream if stream is not None else contextlib.nullcontext(),
-        "set_stream": lambda _: None,
         "Stream": Stream,
         "Event": Event,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
         "get_rng_state_all": _random_states,
         "set_rng_state_all": _set_random_states,
         "get_rng_state": lambda device="cuda": _random_states()[_number(device)],
@@ -318,8 +297,6 @@ def install() -> None:
         "max_memory_reserved": lambda device=None: peak.get(_number(device), 0),
         "reset_peak_memory_stats": _reset_peak,
         "memory_stats": lambda device=None: {"allocated_bytes.all.peak": peak.get(_number(device), 0)},
-        "memory_snapshot": lambda *_, **__: [],
-        "set_per_process_memory_fraction": lambda *_, **__: None,
     }
     for name, function in memory.items():
         setattr(cuda, name, function)

@@ -15,12 +15,16 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretended_gpu import devices, groups
 
 CPU = torch.device("cpu")
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, UninitializedParameter, UninitializedBuffer)
+"""What is a tensor itself, and no wrapper of one."""
+
 FREE = {
     *("copy_", "_to_copy", "set_", "resize_", "_foreach_copy_", "_local_scalar_dense", "is_same_size", "_pin_memory"),
     *("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"),
@@ -88,7 +92,7 @@ def mark(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that a wrapper, DTensor's say, holds."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) in PLAIN:
         return None
     for name in ("_local_tensor", "elem"):
         inner = getattr(tensor, name, None)
@@ -297,7 +301,7 @@ class Operating(TorchDispatchMode):
                 return function(*arguments, **options)
         if any(kind.__name__ == "FakeTensor" for kind in types):
             return function(*arguments, **options)  # its mode's, which comes after this one
-        if any(kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types):
+        if any(kind not in PLAIN for kind in types):
             return NotImplemented
         namespace, name = function.namespace, function._schema.name.rpartition("::")[2]
         named = options.get("device")
@@ -415,7 +419,7 @@ def _say_where_tensors_are() -> None:
     real = kind.device  # of the class in C++, from which the one in Python inherits it
 
     def where(tensor: torch.Tensor) -> torch.device:
-        is_other = type(tensor) not in (torch.Tensor, torch.nn.Parameter) and _inner(tensor) is None
+        is_other = type(tensor) not in PLAIN and _inner(tensor) is None
         return real.__get__(tensor) if is_other else _type_of(tensor)
 
     kind.device = property(where)

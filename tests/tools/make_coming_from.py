@@ -42,13 +42,10 @@ LISTED = [twin for twin in IDIOMS if twin.name not in UNLISTED]
 
 def mark(twin: Twin, way: str) -> str:
     """Return what a row says of a way."""
-    if way in SCRIPTS:
-        return "✓" if way in twin.scripts else ""
-    if way == UNCHANGED:
-        return "✓" if way in twin.ways else ""
-    if twin.refused:
-        return "refused" if way in twin.cells else ""
-    return "✓" if way in twin.cells else ""
+    tried = twin.scripts if way in SCRIPTS else twin.ways
+    if way not in tried:
+        return ""
+    return "refused" if twin.refused and way in twin.cells else "✓"
 
 
 def table(title: str, twins: list[Twin]) -> str:

@@ -52,9 +52,9 @@ ERRORS = {"gpu": "GPU", "slurm": "SLURM", "labkit_failed": "labkit failed"}
 """Titles of errors' pages that are no plain words."""
 
 RETURNED = {
-    "failures.frames": ("FailedFrame", "Frames"),
-    "failures.stacks": ("RankStack", "Stacks"),
-    "trace.trace": ("Trace",),
+    "labkit.failures.frames": ("FailedFrame", "Frames"),
+    "labkit.failures.stacks": ("RankStack", "Stacks"),
+    "labkit.trace.trace": ("Trace",),
 }
 """What public names return or take, of modules of labkit that are not public."""
 
@@ -104,9 +104,9 @@ def table(paths: Iterable[str]) -> str:
     return ".. autosummary::\n   :nosignatures:\n\n" + "".join(f"   {path}\n" for path in paths) + "\n"
 
 
-def toctree(pages: Iterable[str], options: str = "   :hidden:\n") -> str:
+def toctree(pages: Iterable[str]) -> str:
     """Return the list of the pages below one."""
-    return f".. toctree::\n{options}\n" + "".join(f"   {page}\n" for page in pages) + "\n"
+    return ".. toctree::\n   :hidden:\n\n" + "".join(f"   {page}\n" for page in pages) + "\n"
 
 
 def module_page(path: str, module: ModuleType) -> str:
@@ -114,10 +114,10 @@ def module_page(path: str, module: ModuleType) -> str:
     shown = [(f"{path}.{name}", thing) for name, thing in members(module) if not inspect.ismodule(thing)]
     text = underlined(path) + f".. automodule:: {path}\n   :no-members:\n\n.. currentmodule:: None\n\n"
     # Some have a page of their own, under a shorter name.
-    names = {path: path.rpartition(".")[2] for path, _ in shown}
-    own = {path: getattr(labkit, name, None) for path, name in names.items()}
     elsewhere = {
-        path: f"labkit.{names[path]}" for path, thing in shown if inspect.isclass(thing) and own[path] is thing
+        f"{path}.{name}": f"labkit.{name}"
+        for name, thing in members(module)
+        if inspect.isclass(thing) and getattr(labkit, name, None) is thing
     }
     text += table(elsewhere.get(path, path) for path, _ in shown)
     return text + "".join(directive(*each) for each in shown if each[0] not in elsewhere)
@@ -138,12 +138,13 @@ def write_reference(out: Path) -> None:
         pages.append(f"module.{path}")
         (out / f"{pages[-1]}.rst").write_text(module_page(path, module), encoding="utf-8")
     index += table(modules) + underlined("What these return", "-")
-    returned = [f"labkit.{module}.{name}" for module, names in RETURNED.items() for name in names]
+    returned: dict[str, object] = {}
     text = underlined("What these return")
-    for module, names in RETURNED.items():
-        known = module in labkit._MODULES
-        text += "" if known else f".. py:module:: labkit.{module}\n\n.. currentmodule:: None\n\n"
-        text += "".join(directive(path, found(path)) for path in (f"labkit.{module}.{name}" for name in names))
+    for path, names in RETURNED.items():
+        text += f".. py:module:: {path}\n\n.. currentmodule:: None\n\n"
+        of_module = {f"{path}.{name}": getattr(importlib.import_module(path), name) for name in names}
+        text += "".join(directive(*each) for each in of_module.items())
+        returned |= of_module
     (out / "returned.rst").write_text(text, encoding="utf-8")
     index += table(returned)
     of_the_course = {f"course.{name}": getattr(course, name) for name in course.__all__}
@@ -162,14 +163,6 @@ def write_reference(out: Path) -> None:
     (out / "course.rst").write_text(text + toctree(below), encoding="utf-8")
     index += underlined("The course", "-") + "What lessons import from the folder beside them: :doc:`course`.\n\n"
     (out / "index.rst").write_text(index + toctree([*pages, "returned", "course"]), encoding="utf-8")
-
-
-def found(path: str) -> object:
-    """Return what a name in a module is."""
-    package, _, name = path.rpartition(".")
-    short = package.removeprefix("labkit.")
-    module = getattr(labkit, short) if short in labkit._MODULES else importlib.import_module(package)
-    return getattr(module, name)
 
 
 def write_errors(out: Path) -> None:
