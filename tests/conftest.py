@@ -262,16 +262,21 @@ _rays = contextlib.ExitStack()
 _ray: list[ray_nodes.RayNodes] = []
 
 
-@pytest.fixture(scope="module")
-def shared_ray():
-    """One Ray cluster of two nodes for all tests, which run one after the other (`pytest_xdist_make_scheduler`);
-    `ray_cluster` for those that begin and end with nothing on it. Idle, it takes a twentieth of a core, so it goes with
-    the last of them."""
+@pytest.fixture
+def ray_cluster(request):
+    """One Ray cluster for tests that run one after the other (`pytest_xdist_make_scheduler`): two nodes with nothing to
+    do, which have nothing to do afterwards either. Idle, it takes a twentieth of a core, so it goes with the last."""
+    assert of_ray(request.node.nodeid), "where a test needs Ray, its name is to say so"
     if why := ray_nodes.missing():
         pytest.skip(why)
     if not _ray:
         _ray.append(_rays.enter_context(ray_nodes.running()))
-    return _ray[0]
+    (shared,) = _ray
+    shared.have(2)
+    yield shared
+    wait_until(lambda: not shared.processes())
+    shared.have(2)
+    wait_until(lambda: shared.state() == {"nodes": 2, "free": 2 * ray_nodes.CPUS, "actors": 0})
 
 
 @pytest.hookimpl(trylast=True)
@@ -298,17 +303,6 @@ def pytest_xdist_make_scheduler(config, log):
             return "ray" if of_ray(nodeid) else nodeid if is_lesson else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-@pytest.fixture
-def ray_cluster(request, shared_ray):
-    """Two nodes with nothing to do, which have nothing to do afterwards either."""
-    assert of_ray(request.node.nodeid), "where a test needs Ray, its name is to say so"
-    shared_ray.have(2)
-    yield shared_ray
-    wait_until(lambda: not shared_ray.processes())
-    shared_ray.have(2)
-    wait_until(lambda: shared_ray.state() == {"nodes": 2, "free": 2 * ray_nodes.CPUS, "actors": 0})
 
 
 @pytest.fixture

@@ -72,9 +72,7 @@ def test_git_leaves_a_new_folder_of_runs_alone_and_what_was_there_before_as_it_i
 
 def test_a_folder_that_cannot_be_made_says_what_to_give(tmp_path):
     (tmp_path / "a file").touch()
-    with pytest.raises(
-        OSError, match=r"cannot be made: Not a directory.*give another with folder=…"
-    ):
+    with pytest.raises(OSError, match=r"cannot be made: Not a directory.*give another with folder=…"):
         RunFolder(tmp_path / "a file" / "run").create(a_job(), {})
 
 
