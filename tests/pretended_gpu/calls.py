@@ -30,13 +30,6 @@ def call(function: Any) -> Any:
     return function
 
 
-def reduces(worker: Any) -> float:
-    """Reduce on the device."""
-    x = torch.ones(1, device=worker.device)
-    dist.all_reduce(x)
-    return float(x)
-
-
 def where(worker: Any) -> dict[str, Any]:
     """Reduce a tensor on the rank's device and one on the CPU, and say where that was."""
     on_device, on_cpu = torch.ones(2, device=worker.device), torch.ones(2)
