@@ -195,10 +195,8 @@ def how_processes_begin(request):
 
 @pytest.fixture(autouse=True)
 def how_this_tests_processes_begin(request):
-    if request.node.get_closest_marker("cold"):
-        with prefork.in_use(False):
-            yield
-    else:
+    is_cold = request.node.get_closest_marker("cold")
+    with prefork.in_use(False) if is_cold else contextlib.nullcontext():
         yield
 
 
@@ -368,9 +366,8 @@ def _noted(owner, name, what):
 _noted(subprocess.Popen, "__init__", lambda self, args, *_, **__: f"subprocess {args!r:.200}")
 _noted(multiprocessing.util, "spawnv_passfds", lambda path, args, _: f"multiprocessing {args!r:.200}")
 _noted(prefork.Forker, "fork", lambda self, argv, *_, **__: f"a fork for {argv!r:.200}")
-if hasattr(os, "fork"):
-    _noted(os, "fork", lambda: "a fork")
-    _noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
+_noted(os, "fork", lambda: "a fork")
+_noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
 
 
 @pytest.hookimpl(tryfirst=True)

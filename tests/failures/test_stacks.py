@@ -222,7 +222,6 @@ def test_what_is_installed_for_one_user_or_by_the_system_is_a_library_too(folder
     ("frames", "note", "words"),
     [
         ([], "did not answer", "did not answer"),
-        ([], "has returned", "has returned"),
         (
             [Frame(f"{STDLIB}/threading.py", 320, "wait"), Frame("<string>", 1, "<module>")],
             "",

@@ -132,10 +132,9 @@ def test_a_description_is_bounded_whatever_the_value():
 
 def frame_with(**values):
     """A frame with these variables, in this file."""
-    exec("\n".join(f"{name} = values[{name!r}]" for name in values), {"values": values}, local := {})
-    code = "def f(values):\n" + "".join(f"    {name} = values[{name!r}]\n" for name in local)
+    code = "def f(values):\n" + "".join(f"    {name} = values[{name!r}]\n" for name in values)
     exec(compile(code + "    return sys._getframe()\n", __file__, "exec"), {"sys": sys}, made := {})
-    return made["f"](local)
+    return made["f"](values)
 
 
 def test_of_a_frame_the_readers_own_variables_are_described_and_no_functions_or_modules():

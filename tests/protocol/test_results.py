@@ -1,44 +1,19 @@
-"""What ranks return: it reaches the notebook, also one without their modules or without a GPU. Few start a process."""
+"""What ranks return that the notebook cannot load: it says why, and loads it later."""
 
 from __future__ import annotations
 
 import sys
 import types
 
-import cloudpickle
 import pytest
 import torch
 
 from labkit.protocol.events import Exit, Result
-from labkit.protocol.packing import pack, pack_result, unpack
+from labkit.protocol.packing import pack
 from labkit.ui import summary
 from labkit.ui.lines import Lines
 from tests.conftest import shared_session
 from tests.ui.test_view import started
-
-
-class OnGpu(torch.UntypedStorage):
-    """A storage that says it is a GPU's, as far as pickling asks; its memory is the host's."""
-
-    @property
-    def device(self):
-        return torch.device("cuda", 1)
-
-    def cpu(self):
-        return torch.UntypedStorage(self.tolist())
-
-
-class GpuTensor:
-    """Pickles as a float32 tensor on a GPU does: a call that makes a tensor of a storage."""
-
-    def __init__(self, values):
-        self._values = values
-
-    def __reduce__(self):
-        made = torch.tensor(self._values)
-        storage = OnGpu(made.untyped_storage().tolist())
-        typed = torch.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
-        return torch._utils._rebuild_tensor_v2, (typed, 0, made.shape, made.stride(), False, {})
 
 
 def of_a_gone_module(monkeypatch):
@@ -61,21 +36,6 @@ def returned(*blobs):
         run._follower.take(Exit(rank, 0))
     run._follower.settle()
     return run
-
-
-# Tensors of a GPU
-
-
-def test_a_tensor_of_a_gpu_is_returned_as_one_of_the_cpu():
-    plain = cloudpickle.dumps(GpuTensor([1.0, 2.0]))
-    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
-        cloudpickle.loads(plain)  # as it was: so the stand-in pickles as a GPU's tensor does
-    found = unpack(pack_result({"weight": GpuTensor([1.0, 2.0])}), "cpu")
-    assert torch.equal(found["weight"], torch.tensor([1.0, 2.0]))
-    assert found["weight"].device.type == "cpu"
-
-
-# Results that cannot be loaded
 
 
 def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_later(monkeypatch, capsys):

@@ -128,34 +128,6 @@ def test_nothing_that_a_forked_process_sends_comes_between_what_the_rank_sends()
 # With real ranks
 
 
-class Logs(torch.utils.data.Dataset):
-    """Data that logs as it is loaded."""
-
-    def __init__(self, worker):
-        self.worker = worker
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        self.worker.log(index=index)
-        return index
-
-
-def load(worker):
-    worker.log(loss=0.0)
-    list(torch.utils.data.DataLoader(Logs(worker), num_workers=1, multiprocessing_context="fork"))
-
-
-@pytest.mark.spawns
-def test_a_data_set_that_logs_in_a_loaders_worker_fails_with_the_line_and_the_cure(ranks):
-    with pytest.raises(labkit.WorkerFailed, match="RuntimeError: Caught RuntimeError in DataLoader worker") as failure:
-        labkit.launch(load, on=ranks, live=False)
-    assert "self.worker.log(index=index)" in failure.value.cause
-    assert "worker.log was called in process" in failure.value.cause
-    assert failure.value.run.recorded.progress(0).last_step == 0
-
-
 def fork_and_return(worker, how):
     worker.log(loss=0.0)
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""What a rank's own processes are sent, and that they end: a DataLoader's workers, over what was typed in a cell."""
+"""What a rank's own processes are sent: a DataLoader's workers, over what was typed in a cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 import labkit
 from labkit.rank.script_compat import children
-from tests.conftest import lives, wait_until
 from tests.support.tiers import few
 
 SESSION_RANKS = 1
@@ -22,7 +21,6 @@ METHODS = ("fork", "forkserver", "spawn")
 
 CELL = """
 import os
-import signal
 from typing import NamedTuple
 
 import torch
@@ -63,13 +61,6 @@ def load_all(worker, method):
         list(DataLoader(Images(spoilt=1), 2, num_workers=1, multiprocessing_context=method))
     except Unreadable as error:
         return *loaded, str(error)
-
-
-def die(worker, method):
-    loader = iter(DataLoader(Images(), 2, num_workers=2, multiprocessing_context=method))
-    next(loader)
-    worker.log(**{f"pid_{i}": process.pid for i, process in enumerate(loader._workers)})
-    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -118,12 +109,3 @@ def test_a_data_loaders_workers_load_a_data_set_from_a_cell_however_they_begin(c
     assert are_the_same, "what comes back is of the reader's own class"
     assert is_fork == (method != "forkserver")
     assert "image 1" in said
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("method", few(METHODS, 3))
-def test_they_end_with_a_rank_that_is_killed(cell, method):
-    with pytest.raises(labkit.WorkerFailed, match=r"rank 0 .*\(SIGKILL\)") as failure:
-        labkit.launch(cell.die, method, world_size=1, live=False)
-    (row,) = failure.value.run.history.to_dict("records")
-    wait_until(lambda: not any(lives(int(row[name])) for name in ("pid_0", "pid_1")))

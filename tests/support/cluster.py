@@ -1,7 +1,6 @@
 """A real SLURM of two nodes on this machine, to be thrown away: as the current user, nothing outside one folder.
 
 Needs `apt-get install slurmctld slurmd slurm-client munge`, but no root, no systemd and no configuration in /etc.
-`python -m tests.support.cluster` starts one and waits, to be used by hand from another terminal.
 """
 
 from __future__ import annotations
@@ -225,11 +224,3 @@ def running() -> Iterator[Cluster]:
             os.environ["SLURM_CONF"] = before
         cluster.down()
         shutil.rmtree(parent, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    with running() as cluster:
-        print(f"export SLURM_CONF={cluster.configuration}", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()

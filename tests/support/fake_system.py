@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def system(root: Path, groups: str, counter: str, host: bool = True) -> Path:
+def system(root: Path, groups: str, counter: str) -> Path:
     """Write the files of a machine, with nothing killed so far: whose cgroup counts in the file `counter`, if any."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     if counter:
         (root / counter).parent.mkdir(parents=True)
     (root / "counter").write_text(counter)
-    if host:
-        (root / "proc/vmstat").write_text("")
     count(root)
     return root
 
@@ -30,5 +28,4 @@ def count(root: Path, cgroup: int = 0, host: int = 0) -> None:
     """Have the cgroup and the machine count so many kills."""
     if counter := (root / "counter").read_text():
         (root / counter).write_text(f"low 0\nmax 7\noom {cgroup}\noom_kill {cgroup}\noom_group_kill 0\n")
-    if (root / "proc/vmstat").exists():
-        (root / "proc/vmstat").write_text(f"nr_free_pages 9\noom_kill {host}\ndrop_pagecache 0\n")
+    (root / "proc/vmstat").write_text(f"nr_free_pages 9\noom_kill {host}\ndrop_pagecache 0\n")

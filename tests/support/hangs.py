@@ -80,14 +80,6 @@ def another_size_in_detail(at):
     dist.all_gather([torch.empty_like(mine) for _ in range(at.world_size)], mine, group=group)
 
 
-def two_groups(at):
-    other = dist.new_group(group_desc="other")
-    at.is_ready()
-    groups = [dist.group.WORLD, other]
-    for group in groups[::-1] if at.is_odd else groups:
-        dist.all_reduce(at.total, group=group)
-
-
 def ring_of_receivers(at):
     dist.recv(torch.ones(4), (at.rank + 1) % at.world_size)
     dist.send(torch.ones(4), (at.rank - 1) % at.world_size)
@@ -167,20 +159,6 @@ def returns_from_a_group_of_two(at):
         dist.all_reduce(at.total, group=pair)
 
 
-def fails_in_a_communication_hook(at):
-    def scale(future):
-        if at.is_odd:
-            raise ValueError("bad bucket")
-        return future.value()[0]
-
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    model.register_comm_hook(
-        None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(scale)
-    )
-    model(torch.ones(2, 4)).sum().backward()
-    dist.all_reduce(at.total)
-
-
 def is_killed(at):
     if at.is_odd:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -210,11 +188,6 @@ ROWS = {
         another_size_in_detail,
         r"ranks met in different collectives: .*rank {odd} in ALLGATHER #{n} of shape \[20\]",
     ),
-    "two groups": Row(
-        two_groups,
-        r".*rank {odd} has not entered all_reduce #{n} \(float32 \[1\]\); .*"
-        r"ranks? .* (has|have) not entered all_reduce #1 \(float32 \[1\], group 'other'\); rank {odd} waits in it",
-    ),
     "a ring of receivers": Row(
         ring_of_receivers,
         r"ranks .* wait for each other: rank 0 waits in recv \(float32 \[4\], from rank 1\) at hangs\.py.*",
@@ -243,7 +216,6 @@ ROWS = {
     "returns from a group of two": Row(
         returns_from_a_group_of_two, r"rank {odd} returned while rank \d was still in all_reduce #1 \(.*", None
     ),
-    "fails in a communication hook": Row(fails_in_a_communication_hook, "rank {odd} failed: .*bad bucket", None),
     "is killed": Row(is_killed, r"rank {odd} .*\(SIGKILL\).*", None),
     "a monitored barrier": Row(monitored_barrier, r"rank {odd} did not come to monitored_barrier within 0.5 s"),
 }

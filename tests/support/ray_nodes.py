@@ -1,8 +1,6 @@
 """A real Ray cluster of several nodes on this machine, to be thrown away: every node is a few processes, on loopback.
 
-`ray.cluster_utils.Cluster` starts them, in a process of its own: tests never import Ray. `python -m
-tests.support.ray_nodes` starts one and waits, to be used by hand: it prints the address, and obeys "add" and
-"kill N".
+`ray.cluster_utils.Cluster` starts them, in a process of its own: tests never import Ray.
 """
 
 from __future__ import annotations
@@ -268,10 +266,4 @@ def patient(get_node):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(sys.argv[1])
-    else:
-        with running() as found:
-            print(found.address, flush=True)
-            for line in sys.stdin:
-                print(found._do(line.strip()), flush=True)
+    main(sys.argv[1])

@@ -15,13 +15,13 @@ def beside_the_course(folder: Path) -> Path:
     return folder
 
 
-def tracked(*folders: str, root: Path = ROOT) -> list[str]:
+def tracked(*folders: str) -> list[str]:
     """Return the files that git tracks, below these folders or all; from an archive, those it would not ignore."""
-    if (root / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", *folders], cwd=root, capture_output=True, text=True, check=True)
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
         return listed.stdout.splitlines()
-    ignored = (root / ".gitignore").read_text().split()
-    names = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    ignored = (ROOT / ".gitignore").read_text().split()
+    names = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
     return sorted(
         str(name)
         for name in names

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.ports import free_ports
+from tests.support.repository import ROOT
 
 LONG_S = 120
 OWN = ".twin"
@@ -132,7 +133,7 @@ def outcome(twin: Twin, way: str, folder: Path) -> Outcome:
                 **({"FREE_PORT": str(free_ports(1)[0])} if twin.needs_port else {}),
                 "TWIN": str(folder / OWN),
                 # A script finds its modules beside it; here it is the harness that lies beside it.
-                "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parents[2]), *_python_path())),
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), str(ROOT), os.environ.get("PYTHONPATH")))),
             },
             timeout=LONG_S,
             check=False,
@@ -153,10 +154,6 @@ def outcome(twin: Twin, way: str, folder: Path) -> Outcome:
 def own_folder() -> Path:
     """Return the harness's folder, in the processes of a twin, which may change theirs."""
     return Path(os.environ["TWIN"])
-
-
-def _python_path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _files(folder: Path) -> set[str]:
