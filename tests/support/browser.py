@@ -122,11 +122,6 @@ class Lab:
             "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments)", [name, arguments]
         )
 
-    def run_all(self) -> None:
-        """Choose Run ▸ Run All Cells."""
-        self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-        self.page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
-
     def wait_for(self, condition: str, argument: object = None) -> None:
         """Wait until a function of JavaScript says true; asked ten times a second, not for each frame."""
         self.page.wait_for_function(condition, arg=argument, polling=100)
