@@ -3,12 +3,11 @@
 1. Seconds from `labkit.launch(…, on=labkit.Slurm(…))` to the first logged value that the notebook sees.
 2. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
 
-    python -m tests.benchmarks.cluster --launches 5 --values 400
+    python -m tests.benchmarks.cluster
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -58,20 +57,16 @@ def delays_s(on: Any, values: int) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launches", type=int, default=5)
-    parser.add_argument("--values", type=int, default=400, help="that each of two ranks logs")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, cluster.running():
         time.sleep(4)  # a controller that has just started waits three seconds before its first job
         on = labkit.Slurm(nodes=2, folder=folder)
-        times = zip(*(first_value_s(on) for _ in range(options.launches)), strict=True)
+        times = zip(*(first_value_s(on) for _ in range(5)), strict=True)
         for what, each in zip(("job runs", "first value seen"), times, strict=True):
             print(
                 f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})",
                 flush=True,
             )
-        delays = sorted(1000 * delay for delay in delays_s(on, options.values))
+        delays = sorted(1000 * delay for delay in delays_s(on, 400))
         p99 = delays[int(0.99 * (len(delays) - 1))]
         print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms")
 

@@ -8,7 +8,7 @@ Every figure is a ratio within one run, or said with its spread; nothing here is
 
 What log calls cost: `log_cost.py`.
 
-    python -m tests.benchmarks.launch --root /path/to/data --dataset mnist --repeats 3
+    python -m tests.benchmarks.launch --root /path/to/data --dataset mnist
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def compare_with_bare_spawn(dataset: str, root: str | None, repeats: int) -> None:
+def compare_with_bare_spawn(dataset: str, root: str | None) -> None:
     """Time both, interleaved."""
     times: dict[str, list[float]] = {"labkit.launch": [], "bare mp.spawn": []}
     accuracy = []
-    for repeat in range(repeats):
+    for repeat in range(5):
         for name in sorted(times, reverse=bool(repeat % 2)):
             start = time.perf_counter()
             if name == "labkit.launch":
@@ -126,11 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--root", default=None)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--launches", type=int, default=30)
     options = parser.parse_args()
-    compare_with_bare_spawn(options.dataset, options.root, options.repeats)
-    launches_in_a_row(options.launches)
+    compare_with_bare_spawn(options.dataset, options.root)
+    launches_in_a_row(30)
 
 
 if __name__ == "__main__":
