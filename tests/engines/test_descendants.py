@@ -21,17 +21,21 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="whose programs they are is known as Linux tells it"),
 ]
 
-PROGRAMS = ("of its own", "of a shell", "deaf", "detached")
+PROGRAMS = ("of its own", "of a shell", "deaf", "detached", "writing")
 
 
 def start_programs(worker, then):
-    """One as `subprocess` starts it, one whose parent ends at once, one that does not obey, one that is to go on."""
+    """One as `subprocess` starts it, one whose parent ends at once, one that does not obey, one that is to go on.
+
+    And one that writes to the rank's output for ever, as Lightning #6106 had it: the launcher may not wait for its end.
+    """
     sleep = ["sleep", "1000"]
     started = [
         subprocess.Popen(sleep).pid,
         int(subprocess.run("sleep 1000 >/dev/null & echo $!", shell=True, stdout=subprocess.PIPE, check=True).stdout),
         subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]).pid,
         subprocess.Popen(sleep, start_new_session=True).pid,
+        subprocess.Popen(["sh", "-c", "while :; do echo; sleep 0.01; done"], start_new_session=True).pid,
     ]
     worker.log(**{f"pid_{number}": pid for number, pid in enumerate(started)})
     if then == "raises":
@@ -70,7 +74,7 @@ def test_programs_end_with_a_run_that(then):
         wait_until(lambda: not any(lives(pid) for what in PROGRAMS[:3] for pid in programs[what]))
         assert all(lives(pid) for pid in programs["detached"]), "it was told to go on without the rank"
     finally:
-        end(programs["detached"])
+        end(programs["detached"] + programs["writing"])
         run.stop(0)
 
 
@@ -84,4 +88,4 @@ def test_programs_stay_while_a_reserved_ranks_process_does():
             ranks.close()
             wait_until(lambda: not any(lives(pid) for what in PROGRAMS[:3] for pid in programs[what]))
         finally:
-            end(programs["detached"])
+            end(programs["detached"] + programs["writing"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -209,19 +208,3 @@ def test_a_process_finds_its_place_under_srun_and_in_an_salloc(slurm, tmp_path):
         "salloc.none": (0, 0, 1, "localhost"),
         "batch.0": (0, 0, 1, "localhost"),
     }
-
-
-@pytest.mark.spawns
-def test_a_process_finds_its_place_under_torchrun_also_in_a_step_of_slurm(tmp_path, monkeypatch):
-    """The agent's task is one of two; the ranks inherit what SLURM has told it."""
-    for name, text in ENVIRONMENTS["srun torchrun"].items():
-        if name.startswith("SLURM"):
-            monkeypatch.setenv(name, text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    command += [f"--log-dir={tmp_path}/log", "sh", "-c", f"env -0 >{tmp_path}/rank.$RANK"]
-    subprocess.run(command, check=True, capture_output=True, timeout=LONG_S)
-    for rank in range(2):
-        pairs = (pair.split("=", 1) for pair in (tmp_path / f"rank.{rank}").read_text().split("\0") if "=" in pair)
-        found = dict(pairs)
-        assert found["SLURM_PROCID"] == ENVIRONMENTS["srun torchrun"]["SLURM_PROCID"]
-        assert PLACE(found)[:3] == (rank, rank, 2)

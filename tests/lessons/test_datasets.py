@@ -50,10 +50,13 @@ def write_mnist(root, folder="MNIST", gzipped=False, counts=(60, 20)):
 
 @pytest.fixture
 def write_cifar10(monkeypatch):
-    """Writes five training batches of 8 images and a test batch of 6, and makes torchvision expect their checksums."""
+    """Writes five training batches of 8 images and a test batch of 6, and makes torchvision expect their checksums.
+
+    Gives all images and labels.
+    """
 
     def write(root):
-        place, rng, batches = root / CIFAR10.base_folder, np.random.default_rng(0), []
+        place, rng, images, labels = root / CIFAR10.base_folder, np.random.default_rng(0), [], []
         place.mkdir(parents=True)
 
         def dump(name, content):
@@ -64,14 +67,15 @@ def write_cifar10(monkeypatch):
         sums = []
         for name, _ in CIFAR10.train_list + CIFAR10.test_list:
             count = 6 if name == "test_batch" else 8
-            data, labels = rng.integers(0, 256, (count, 3072), np.uint8), rng.integers(0, 10, count).tolist()
-            batches.append((data, labels))
-            sums.append(dump(name, {"batch_label": name, "data": data, "labels": labels, "filenames": [""] * count}))
+            data, of_batch = rng.integers(0, 256, (count, 3072), np.uint8), rng.integers(0, 10, count).tolist()
+            images.append(data)
+            labels += of_batch
+            sums.append(dump(name, {"batch_label": name, "data": data, "labels": of_batch, "filenames": [""] * count}))
         meta_sum = dump("batches.meta", {"label_names": list("abcdefghij"), "num_vis": 3072})[1]
         monkeypatch.setattr(CIFAR10, "train_list", sums[:5])
         monkeypatch.setattr(CIFAR10, "test_list", sums[5:])
         monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": meta_sum})
-        return place, batches
+        return np.concatenate(images).reshape(-1, 3, 32, 32), labels
 
     return write
 
@@ -132,15 +136,6 @@ def test_mnist_is_read_from_a_folder_that_cannot_be_written(tmp_path, name, fold
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
-def test_cifar10_is_read_from_its_pickled_batches(tmp_path, write_cifar10):
-    _, batches = write_cifar10(tmp_path)
-    images = np.concatenate([data for data, _ in batches]).reshape(-1, 3, 32, 32)
-    labels = [label for _, labels in batches for label in labels]
-    train, test = load("cifar10", tmp_path)
-    check(train, images[:40], labels[:40], images[:40])
-    check(test, images[40:], labels[40:], images[:40])
-
-
 def write_cifar10_binary(root):
     """Writes five training files of 8 images and a test file of 6; gives all images and labels."""
     place, rng = root / "cifar-10-batches-bin", np.random.default_rng(0)
@@ -150,11 +145,12 @@ def write_cifar10_binary(root):
         mine = slice(8 * index, 8 * index + 8)
         records = [bytes([label]) + image.tobytes() for image, label in zip(images[mine], labels[mine], strict=True)]
         (place / f"{name}.bin").write_bytes(b"".join(records))
-    return place, images, labels.tolist()
+    return images, labels.tolist()
 
 
-def test_cifar10_is_read_from_its_binary_version(tmp_path):
-    _, images, labels = write_cifar10_binary(tmp_path)
+@pytest.mark.parametrize("is_binary", [False, True], ids=["pickled", "binary"])
+def test_cifar10_is_read_from_either_of_its_versions(tmp_path, write_cifar10, is_binary):
+    images, labels = (write_cifar10_binary if is_binary else write_cifar10)(tmp_path)
     train, test = load("cifar10", tmp_path)
     check(train, images[:40], labels[:40], images[:40])
     check(test, images[40:], labels[40:], images[:40])

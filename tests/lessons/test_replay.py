@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from course.exercises import find
-from course.replay import length, most_kept, on_clock, passes, step_length
+from course.replay import length, most_kept, on_clock, step_length
 
 NAMES = {"F": "forward", "B": "backward"}
 LASTS = {"forward": 1.0, "backward": 2.0}
@@ -38,11 +37,6 @@ def test_a_deadlock_of_stages_says_before_which_pass_each_is_blocked():
     orders = [[("backward", 0), ("forward", 0)], gpipe(1, 2, 1)]
     with pytest.raises(ValueError, match=re.escape("rank 0 is blocked before ('B', 0, 0), rank 1 is blocked before (")):
         step_length(orders, LASTS)
-
-
-def test_marks_give_the_order_of_passes():
-    marks = [SimpleNamespace(what=what) for what in ("forward", "forward", "backward", "forward")]
-    assert passes(marks) == [("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2)]
 
 
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}

@@ -2,21 +2,17 @@
 
 Each was asked for, or complained of, in a thread that its test names. A `Dataset` class from a cell in a DataLoader's
 workers, however these begin (pytorch #138957), is in `test_children.py`; a debugger over ranks (pytorch #115517,
-torchtitan #652) in `test_debugging.py`.
+torchtitan #652) in `test_debugging.py`; a library's own processes (Lightning #6106) in `test_descendants.py`; two
+interrupts of a real kernel (Monarch #862) in `test_kernel.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
 import threading
 import time
 
-import psutil
 import pytest
-import torch.distributed as dist
 
 import labkit
 from labkit import run as monitor_run
@@ -26,50 +22,9 @@ from labkit.monitor import asking as question
 from labkit.monitor import record
 from labkit.protocol import events
 from labkit.run import Run
-from tests.conftest import LONG_S, lives, wait_until
+from tests.conftest import LONG_S, wait_until
 from tests.monitor.test_follower import STACK, logged
 from tests.support.fake_engine import A_JOB, FakeEngine, a_job
-from tests.support.tiers import few
-
-# A library's own processes
-
-
-def leave_processes(worker, then):
-    """One that holds this rank's output, one that writes there for ever, one that gets whatever it can inherit."""
-    started = [
-        subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
-        subprocess.Popen(["sh", "-c", "while :; do echo; sleep 0.01; done"], start_new_session=True).pid,
-        os.posix_spawnp("sleep", ["sleep", "1000"], os.environ),
-    ]
-    worker.log(**{f"pid_{number}": pid for number, pid in enumerate(started)})
-    print("left them")
-    if then == "dies" and worker.rank == 1:
-        time.sleep(0.2)  # until that is logged
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("then", few(["returns", "dies"], 2))
-def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(then):
-    """Lightning #6106: a tracker's process that has the rank's pipes keeps the launcher waiting for ever."""
-    run = labkit.launch(leave_processes, then, wait=False, live=False)
-    try:
-        wait_until(run.over.is_set)
-        assert run.status == ("finished" if then == "returns" else "failed")
-        assert all("left them" in text for text in run.output)
-        if then == "dies":
-            assert run.error.rank == 1
-            assert "SIGKILL" in str(run.error)
-        else:
-            assert all(lives(pid) for pid in run.history["pid_0"].astype(int)), "its own"
-            wait_until(lambda: not any(lives(pid) for pid in run.history["pid_2"].astype(int)))
-    finally:
-        run.stop(0)
-        for pid in run.history.filter(like="pid_").astype(int).to_numpy().ravel():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
-
 
 # Interrupts
 

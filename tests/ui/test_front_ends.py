@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import nbclient
 import nbformat
 import pytest
 
 import labkit
-from labkit.ui import charts
+from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.support.repository import beside_the_course
 from tests.support.tiers import few
-from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, drawn_since, statuses
+from tests.ui.test_kernel import PLOTLY, SPIN, Notebook, drawn_since, statuses
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00"}
 """colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07."""
@@ -99,20 +100,16 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
     assert (cell.error["ename"], notebook.value("labkit.runs[-1].status")) == ("RunInterrupted", "stopped")
 
 
-@pytest.mark.kernel
-def test_without_widgets_there_are_text_and_a_chart(notebook):
-    notebook.run("labkit.ui.prewarm.begin().join()")
-    notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
-    notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
-    notebook.ever_shown.clear()
-    cell = notebook.run(
-        "def train(worker):\n    [worker.log(loss=float(step)) for step in range(3)]\nrun = labkit.launch(train)",
-        watched=True,
-    )
-    notebook.run("sys.modules.update(widgets)")
-    assert "train: finished · 2 ranks" in cell.html
-    assert set(cell.data[1]) == {PLOTLY, "text/plain"}
-    assert not any(WIDGET in data for data in notebook.ever_shown)
+@pytest.mark.parametrize(
+    ("can_type", "missing", "expected"),
+    [(True, "", True), (False, "", False), (True, "ipywidgets", False), (True, "anywidget", False)],
+)
+def test_a_person_watches_where_a_cell_may_ask_and_there_are_widgets(can_type, missing, expected, monkeypatch):
+    """Elsewhere a run is shown as in a headless notebook."""
+    monkeypatch.setattr(kernel, "has_kernel", lambda: True)
+    monkeypatch.setattr(kernel, "shell", lambda: SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=can_type)))
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert kernel.is_interactive() == expected
 
 
 @pytest.fixture
