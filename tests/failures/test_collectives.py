@@ -94,12 +94,6 @@ CASES = {
         "ranks met in different collectives, call #1 of the default group: rank 0 is in all_reduce #1 "
         "(float32 [1]) at Cell In[3], line 14; rank 1 is in broadcast #1 (float32 [1]) at Cell In[3], line 14",
     ),
-    "a group of some": (
-        [rank(0), waits(1, pending(3, group="1")), rank(2, call(2, group="1"))],
-        [2],
-        "rank 2 has not entered all_reduce #3 (float32 [1], group of ranks 1 and 2); rank 1 waits in it at "
-        "Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9 (last entered: all_reduce #2)",
-    ),
     "two groups in different orders": (
         [waits(0, call(8), pending(9)), waits(1, call(8), pending(1, group="2")), waits(2, call(8), pending(9))],
         [1],
@@ -198,7 +192,6 @@ def test_where_a_rank_brings_nothing_by_right_sizes_are_not_compared():
 @pytest.mark.parametrize(
     ("shapes", "dtype", "words"),
     [
-        (((3, 5),), "float32", "float32 [3, 5]"),
         (((2**20,), (2**20,)), "float32", "2 tensors, float32 [1048576] the first"),
         ((), "", ""),
     ],

@@ -30,8 +30,7 @@ from labkit.session.turns import Turns
 from tests.failures import messages
 from tests.failures.test_collectives import WORLD, call, pending
 from tests.failures.test_diagnosis import CLOSED, GLOO_SIZES, died, lost, raised, returned
-from tests.rank.test_nan import a_watched_worker
-from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.support.fake_engine import A_JOB, FakeEngine, a_worker
 from tests.whole.test_launch import takes_steps, uses_a_lock
 
 PACKAGE = Path(labkit.__file__).parent
@@ -75,7 +74,7 @@ def different_collectives(_):
 
 
 def not_a_number(_):
-    worker, batcher, _channel = a_watched_worker()
+    worker, batcher, _channel = a_worker(watches_nan=True)
     worker.log(loss=1.0)
     said = refused(FloatingPointError, worker.log, loss=float("nan"))
     batcher.close()

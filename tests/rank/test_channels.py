@@ -8,16 +8,12 @@ import pickle
 from array import array
 
 import pytest
-import torch
 
 import labkit
 from labkit.protocol import events
 from labkit.protocol.framing import HEADER, MARK
-from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel, CorruptMessage, EventQueue, Messages
-from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.worker import Worker
-from tests.support.fake_engine import KeptChannel
+from tests.support.fake_engine import a_worker
 
 SOME = [events.Started(0), events.Log(0, ("loss",), array("q", [3]), array("d", [0.5]), array("d", [1.0])), None, "a"]
 
@@ -96,21 +92,17 @@ def in_a_fork(do):
     return said
 
 
-def a_worker(channel):
-    return Worker(RankInfo(1, 1, 2, 2), torch.device("cpu"), LogBatcher(1, channel.send, 0.0), channel)
-
-
 @pytest.mark.spawns
 def test_a_forked_process_is_told_that_it_cannot_speak_for_the_rank_also_while_a_lock_is_held():
-    worker = a_worker(KeptChannel())
+    worker, batcher, channel = a_worker()
     worker.log(loss=0.0)
-    with worker._log._lock:  # by a thread that a fork does not have
+    with batcher._lock:  # by a thread that a fork does not have
         said = in_a_fork(lambda: worker.log(loss=1.0))
     assert said.startswith("RuntimeError: worker.log was called in process ")
     assert "which rank 1 has started (a DataLoader's worker?)" in said
     assert said.endswith("return the value to it, and log it there")
-    worker._log.close()
-    assert [step for event in worker._channel.sent for step in event.steps] == [0]
+    batcher.close()
+    assert [step for event in channel.sent for step in event.steps] == [0]
 
 
 @pytest.mark.spawns

@@ -10,13 +10,10 @@ import labkit
 from labkit.monitor.history import History
 from labkit.monitor.not_finite import first
 from labkit.protocol import events
-from labkit.protocol.job import RankInfo
-from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.worker import Worker
 from labkit.run import Run
 from labkit.ui import charts, summary
 from labkit.ui.view import state_of
-from tests.support.fake_engine import FakeEngine, KeptChannel
+from tests.support.fake_engine import FakeEngine, a_worker
 
 NAN, INF = float("nan"), float("inf")
 
@@ -85,15 +82,9 @@ def test_the_chart_marks_the_step_in_its_panel():
 # watch="nan"
 
 
-def a_watched_worker():
-    channel = KeptChannel()
-    batcher = LogBatcher(1, channel.send, 0.0)
-    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watches_nan=True), batcher, channel
-
-
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
-    worker, batcher, channel = a_watched_worker()
+    worker, batcher, channel = a_worker(watches_nan=True)
     worker.log(loss=1.0, lr=0.1)
     with pytest.raises(FloatingPointError, match=rf"lr is {value} at step 1: the run was launched with watch='nan'"):
         worker.log(loss=1.0, lr=value)

@@ -12,9 +12,9 @@ from tests.conftest import LONG_S, wait_until
 from tests.support.fake_engine import KeptChannel
 
 
-def batcher_of(interval_s, send, rank=2, start_s=0.0):
-    """Return a rank's batcher, with another interval."""
-    return type("Batcher", (LogBatcher,), {"interval_s": interval_s})(rank, send, start_s)
+def batcher_of(interval_s, send):
+    """Return rank 2's batcher, with another interval."""
+    return type("Batcher", (LogBatcher,), {"interval_s": interval_s})(2, send, 0.0)
 
 
 def calls(sent):

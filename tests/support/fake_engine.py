@@ -6,11 +6,15 @@ import queue
 import time
 from types import SimpleNamespace
 
+import torch
+
 from labkit.engines.base import Engine
 from labkit.protocol import events
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.packing import pack_call
 from labkit.rank.channels import Channel
+from labkit.rank.log_batcher import LogBatcher
+from labkit.rank.worker import Worker
 
 A_JOB = Job(
     function=pack_call(print, (), {}),
@@ -83,3 +87,10 @@ class KeptChannel(Channel):
     def __init__(self):
         self.sent = []
         super().__init__(SimpleNamespace(put=self.sent.append), 1)
+
+
+def a_worker(**options):
+    """Return rank 1's worker, the batcher of its log calls, and the channel that keeps them."""
+    channel = KeptChannel()
+    batcher = LogBatcher(1, channel.send, 0.0)
+    return Worker(RankInfo(1, 1, 2, 2), torch.device("cpu"), batcher, channel, **options), batcher, channel
