@@ -30,9 +30,10 @@ class Debugger(RunObserver):
 
     def begin(self, job: Job) -> Job:
         """Return the job with what its ranks need to ask, or to say why nobody can answer."""
-        return job.with_hook(Prompt(self._why_nobody()))
+        return job.with_hook(Prompt(self.why_nobody_answers()))
 
-    def _why_nobody(self) -> str:
+    def why_nobody_answers(self) -> str:
+        """Return why nobody can answer what a rank asks; "" if somebody can."""
         if not self.run.engine.sends_words:
             return "its ranks are on a cluster, and are reached through files"
         if kernel.has_kernel() and not kernel.is_interactive():

@@ -54,7 +54,7 @@ class Person:
 @pytest.fixture
 def person(monkeypatch):
     """Have somebody answer who waits for the run."""
-    monkeypatch.setattr(Debugger, "_why_nobody", lambda _: "")
+    monkeypatch.setattr(Debugger, "why_nobody_answers", lambda _: "")
 
     def types(*lines):
         somebody = Person(*lines)
@@ -160,8 +160,8 @@ def test_who_answers_or_why_nobody_can(monkeypatch, front_end, terminal, wait, e
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: terminal))
     debugger = Debugger(wait)
     debugger.run = SimpleNamespace(engine=SimpleNamespace(sends_words=True))
-    assert debugger._why_nobody().startswith(expected)
-    assert bool(debugger._why_nobody()) == bool(expected)
+    assert debugger.why_nobody_answers().startswith(expected)
+    assert bool(debugger.why_nobody_answers()) == bool(expected)
 
 
 @pytest.mark.spawns

@@ -87,10 +87,10 @@ def answers(rank, line=7):
     return [events.Stack(rank, STACK.format(line=line)), events.Answered(rank)]
 
 
-def give_up(run):
+def give_up(asking):
     """Have the time be up that ranks have for their answers."""
-    run._asking._asked_s -= 10 * LONG_S
-    run._asking._answered_s -= 10 * LONG_S
+    asking._asked_s -= 10 * LONG_S
+    asking._answered_s -= 10 * LONG_S
 
 
 def answered(run, events):
@@ -124,18 +124,19 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     soon, late = SLOW[how]
     engine = FakeEngine()
     engine.stacks_s = LONG_S
-    run = going(engine)
-    run._asking.ask()
-    assert not run._asking.have_come()
+    asking = question.Asking()
+    run = going(engine, observers=[asking])
+    asking.ask()
+    assert not asking.have_come()
     answered(run, soon)
-    assert not run._asking.have_come(), "however long this takes"
+    assert not asking.have_come(), "however long this takes"
     if late:
         answered(run, late)
     else:
-        give_up(run)
-    assert run._asking.have_come()
+        give_up(asking)
+    assert asking.have_come()
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
-    assert [stack.in_words for stack in run._asking.stacks()] == ["is at cell.py, line 7", *says]
+    assert [stack.in_words for stack in asking.stacks()] == ["is at cell.py, line 7", *says]
     assert engine.calls.count("ask_for_stacks") == 1
     run.stop(0)
 
