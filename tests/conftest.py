@@ -214,7 +214,7 @@ def nothing_is_left_behind(request):
         left = [p for p in rank_processes() if p.pid not in mine] if spawns else []
         markers = [name for name in ("kernel", "notebook") if request.node.get_closest_marker(name)]
         if markers:
-            # A kernel that is killed cannot remove where its ranks met, and Jupyter kills each that takes seconds to end.
+            # A kernel that is killed cannot remove where its ranks met; Jupyter kills each that takes seconds to end.
             for folder in {Path(path) for path in temporary_files() - files if PREFIX in path}:
                 shutil.rmtree(folder, ignore_errors=True)
         new_ports, new_files = listening_ports() - ports, temporary_files() - files

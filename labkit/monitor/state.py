@@ -228,6 +228,7 @@ class RunState:
         # to that, what is decided here stands: a rank that fails as it is ended is no reason to let the rest go on.
         if self._failure_grace_s < float("inf"):
             self.end_by_s = now_s + self._failure_grace_s
-        self.ranks[rank].phase = "failed"
+        is_consequence = self.decided is not None and rank != self.decided.rank
+        self.ranks[rank].phase = "ended" if is_consequence else "failed"
         # A rank that fails after the run was asked to stop is a consequence of stopping.
         self.has_failed = self.has_failed or not self.stop_asked

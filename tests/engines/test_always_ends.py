@@ -250,6 +250,10 @@ UNREACHED = {
     "engines.spawn: in_spawner_thread: _work.put": "likewise",
     "engines.spawn: _close_lifelines: os.close": "likewise",
     "engines.spawn: _serve: _work.get": "likewise",
+    **dict.fromkeys(
+        (f"engines.spawn: end_all: {call}" for call in ("popen.poll", "popen.kill", "popen.wait", "stopping.join")),
+        "as a kernel shuts down; see tests/session/test_magic.py",
+    ),
     "run: Run._stop_or_end: self.engine.kill": "see test_the_second_interrupt",
     "rank.main: do_jobs: channel.send": "a GPU that is broken; see tests/rank/test_device.py",
     "rank.main: set_up: pickle.loads": "no settings are sent here",

@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 
+from labkit.failures.facts import Diagnosis
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.protocol.events import (
@@ -76,6 +77,14 @@ def test_a_rank_that_failed_as_a_stopped_run_ended_it_has_ended_too():
     assert (state.ranks[1].phase, state.has_failed) == ("ended", False)
     state = after(Started(0), Started(1), FAILURE, Exit(1, -9), ended_by_us={1})
     assert (state.ranks[1].phase, state.has_failed) == ("failed", True), "of itself, before the run ended it"
+
+
+def test_who_fails_as_silent_ranks_are_ended_was_not_to_blame():
+    state = after(Started(0), Started(1))
+    state.end_for(Diagnosis(0, "rank 0 stood apart", "", [], "hang"), now_s=11.0)
+    for event in (FAILURE, Exit(0, -9), Exit(1, 1)):
+        state.take(event, 11.0, since_launch_s=4.0)
+    assert [rank.phase for rank in state.ranks] == ["failed", "ended"]
 
 
 @pytest.mark.parametrize("failed", [FAILURE, Exit(1, 3)])
