@@ -196,6 +196,24 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     run.stop(0)
 
 
+IN_TORCH = '  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
+
+
+@pytest.mark.parametrize(("deeper", "may"), [(IN_TORCH, True), ("", False)])
+def test_who_is_at_work_may_wait_for_a_rank_that_has_no_part(deeper, may):
+    """It has died, say, and not every transport tells those who wait for it."""
+    head, frame = STACK.splitlines(keepends=True)
+    said = [events.Stack(0, head + deeper + frame.format(line=7)), *waiting(0, "all_reduce")[1:]]
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    ask = engine.ask_for_stacks
+    engine.ask_for_stacks = lambda: [*map(engine.arrived.put, said)] and ask()
+    answered(run, [job_events.Absent(1)])
+    assert run.all_may_wait_for(1) == may
+    run.stop(0)
+
+
 def test_a_failure_that_comes_while_silent_ranks_are_asked_is_why_the_run_has_failed():
     engine = FakeEngine()
     engine.failure_grace_s = engine.stacks_s = LONG_S
