@@ -19,10 +19,10 @@ help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
 	@echo
 	@echo "make lab         set up if needed (took 1 min 59 s), open JupyterLab on the first notebook"
-	@echo "make test        set up if needed, run the tests: took 8 min"
+	@echo "make test        set up if needed, run the tests: took 9 min"
 	@echo "make test-wide   and more cases of each kind, as CI does once a week: took 38 min, beside other work"
 	@echo "make test-long   and more of each kind, lessons on pretended GPUs, and 1,000 launches in one kernel"
-	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
+	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 1 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make test-newest run the tests with the newest version of everything, in build/newest, as CI does once a week"
