@@ -141,11 +141,11 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     run.stop(0)
 
 
-def waiting(rank, *calls, done=False, line=7):
+def waiting(rank, *calls, done=False, line=7, is_last=False):
     """What a rank says that waits in the last of its calls or, `done`, does something else."""
     told = tuple(("0", n, kind, ((1,),), "float32", done or n < len(calls)) for n, kind in enumerate(calls, 1))
     group = ("0", "default_pg", (0, 1))
-    said = events.Attached(rank, KIND, pickle.dumps((rank, told, (group,))))
+    said = events.Attached(rank, KIND, pickle.dumps((rank, told, (group,), None, "", is_last)))
     return [events.Stack(rank, STACK.format(line=line)), said, events.Answered(rank)]
 
 
@@ -193,6 +193,17 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
         assert text.endswith(f"rank 0 is at cell.py, line {line} (last entered: all_reduce #1)")
     else:
         assert text == "", "it went on"
+    run.stop(0)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_ranks_said_before_they_were_asked_anew_counts_if_it_was_their_last(is_last):
+    asking = question.Asking()
+    run = going(FakeEngine(), observers=[asking])
+    answered(run, waiting(0, "all_reduce", is_last=is_last))
+    assert asking.last_said(0).calls[-1][2] == "all_reduce"
+    asking.ask()
+    assert (asking.last_said(0) is not None) == is_last
     run.stop(0)
 
 

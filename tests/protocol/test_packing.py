@@ -176,6 +176,9 @@ def test_shared_memory_is_the_same_memory_on_this_machine_and_is_copied_for_anot
     assert net.weight.unique().tolist() == [5.0]
     assert here.weight.is_shared()
     assert (elsewhere.weight != 5).all()
+    files = len(os.listdir("/dev/fd"))
+    in_bytes(net, shares=True)
+    assert len(os.listdir("/dev/fd")) == files, "none is left open"
 
 
 # What is typed in cells
