@@ -12,6 +12,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 PARAMETERS ?=
 # Tests also wait, half of the time: a process a core, and two more, but not so many that ranks fill the memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')
+SEVERAL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup lab test test-wide test-long check dist test-oldest test-newest test-gpu notebooks site lint format constraints benchmarks clean
 
@@ -55,7 +56,7 @@ test-long:
 	LABKIT_LONG=1 $(MAKE) test
 
 check: lint
-	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(SEVERAL) $(PYTEST_OPTIONS)
 
 # The wheel is built from the source distribution, so that what is missing there is missed here.
 dist: setup
@@ -72,7 +73,7 @@ test-oldest: dist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
 	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests
-	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(OLDEST_TESTS) $(PYTEST_OPTIONS)
+	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache $(SEVERAL) $(OLDEST_TESTS) $(PYTEST_OPTIONS)
 
 # cloudpickle 3.1.3 changed what tracebacks show, and nobody was told: so CI asks once a week. First come the versions that
 # differ from those of .ci/constraints.txt.
@@ -80,7 +81,7 @@ test-newest:
 	$(call make_venv,$(NEWEST))
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[test]"
 	@$(NEWEST)/bin/python -m pip freeze --all --exclude pip --exclude-editable | diff .ci/constraints.txt - | grep "^[<>]" || true
-	$(NEWEST)/bin/python -m pytest -o cache_dir=build/newest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	$(NEWEST)/bin/python -m pytest -o cache_dir=build/newest-cache $(SEVERAL) $(PYTEST_OPTIONS)
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:
