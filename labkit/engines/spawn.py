@@ -33,8 +33,9 @@ answer can hold one indefinitely, and nobody is to wait for that."""
 LOOK_EVERY_S = 0.02
 """Time between two looks whether a process has ended of which its sentinel does not tell."""
 
-TRACKER_S = 1.0
-"""How long multiprocessing's resource tracker may take to end: milliseconds, unless others have its pipe."""
+SHUTDOWN_S = 1.0
+"""How long each rank, and then multiprocessing's resource tracker, may take to end with the kernel: milliseconds,
+unless the system holds the rank, or others have the tracker's pipe."""
 
 UNKNOWN = 255
 """The exit code of a process whose own did not come."""
@@ -121,7 +122,7 @@ class RankProcess:
             return self._is_closed or self._has_ended()
 
     def _has_ended(self) -> bool:
-        """Whether it is gone. As soon as that is seen, so is what it has started: nobody else has its number yet."""
+        """Return whether it is gone; end what it has started at once, while its number cannot be another's."""
         # Not by its sentinel: what it has forked may hold that open, and it may have closed that itself.
         ended = self.process.exitcode is not None or not psutil.pid_exists(self.pid)
         if ended and not self._session_is_ended:
@@ -291,7 +292,7 @@ def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None
 
 
 _popens: weakref.WeakSet[Any] = weakref.WeakSet()
-"""What multiprocessing has of each rank, with this end of the rank's pipe from here among its descriptors."""
+"""multiprocessing's own object for each rank; among its descriptors is this end of the pipe that the rank lives by."""
 
 
 def _close_lifelines() -> None:
@@ -313,11 +314,11 @@ def end_all() -> None:
         host.end_session(popen.pid)
         popen.kill()
     for popen in ending:
-        popen.wait(TRACKER_S)
+        popen.wait(SHUTDOWN_S)
     # Whatever else the notebook has forked may have that pipe, too: it is not waited for.
     stopping = threading.Thread(target=resource_tracker._resource_tracker._stop, daemon=True)  # type: ignore[attr-defined]
     stopping.start()
-    stopping.join(TRACKER_S)
+    stopping.join(SHUTDOWN_S)
 
 
 def check_not_forked() -> None:

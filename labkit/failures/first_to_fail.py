@@ -8,6 +8,7 @@ from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
 from labkit.failures.grouping import in_lines
 from labkit.failures.known_errors import recognise
+from labkit.protocol.text import cut_off
 
 SEEN_LATE_S = 0.25
 """A process may have ended this many seconds before its end was seen."""
@@ -106,12 +107,12 @@ def outcome(rank: RankFacts) -> str:
         return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
-        why = _cut_off(summary.partition(". ")[0], 100)
+        why = cut_off(summary.partition(". ")[0], 100)
         if lost_peer(rank) and limit_s(rank) is not None:
             return f"gave up waiting as a consequence ({why})"
         if lost_peer(rank):
             return f"lost its connection as a consequence ({why})"
-        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {_cut_off(summary, 200)}"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {cut_off(summary, 200)}"
     if rank.unseen and rank.last_step is None:
         return "sent no report"
     if rank.ended_by_us:
@@ -122,7 +123,3 @@ def outcome(rank: RankFacts) -> str:
     if rank.exit_code is not None:
         return f"died too ({in_words(rank.exit_code)})"
     return "was still running when the run ended"
-
-
-def _cut_off(text: str, characters: int) -> str:
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"

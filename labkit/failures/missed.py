@@ -183,7 +183,7 @@ class Comparison:
         return None
 
     def waits(self, rank: int) -> list[Wait]:
-        """Return what a rank waits for: its peer in a send or receive, or else its calls that have not finished."""
+        """Return what a rank waits for: its peer in a send or receive, or else its unfinished calls."""
         own = self.ranks.get(rank)
         if own is None:
             return []

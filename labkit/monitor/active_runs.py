@@ -21,7 +21,7 @@ def run_of(engine: Engine) -> RunRecord | None:
 
 
 def end_runs_and_ranks() -> None:
-    """Leave neither runs nor ranks when the kernel is asked to shut down, nor what it would wait for."""
+    """End all that a kernel which is asked to shut down would wait for: runs, ranks, and what multiprocessing needs."""
     end_all()
     standby.off()  # and none is being spawned
     spawn.end_all()

@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return text
 
 
+def cut_off(text: str, characters: int) -> str:
+    """Return text of so many characters at most; what is left out is marked by "…"."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
 def slug(title: object) -> str:
     """Return a title as one types it: `fsdp2_x_tensor_parallel` for "FSDP2 × tensor parallel"."""
     return "_".join(re.findall(r"[^\W_]+", str(title).lower().replace("×", "x")))

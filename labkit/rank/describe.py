@@ -25,7 +25,7 @@ import torch
 
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.modules import is_user_file
-from labkit.protocol.text import printable
+from labkit.protocol.text import cut_off, printable
 from labkit.rank import failure
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker
@@ -94,7 +94,7 @@ def named(name: str, value: Any) -> str:
         text = printable(_named(name, value, 0))
     except Exception as error:  # labkit's own mistake, or memory has run out: the user's error is what counts
         text = f"could not be described ({type(error).__name__})"
-    return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
+    return cut_off(text, CHARACTERS)
 
 
 def _named(name: Any, value: Any, depth: int) -> str:

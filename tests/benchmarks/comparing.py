@@ -1,5 +1,4 @@
-"""Measure how well the times of a comparison hold on a busy machine: `computed ms`, of which the guide says it, and
-`step ms`.
+"""Measure whether a comparison's times hold on a busy machine: `computed ms`, as the guide says, and `step ms`.
 
 DDP is compared with one process on two ranks, alone and beside programs that only compute.
 

@@ -18,9 +18,9 @@ from torch import nn
 import labkit
 
 STEPS = 40
-"""Of a block: some 60 ms."""
+"""In a block, which takes some 60 ms."""
 PAIRS = 120
-"""Of blocks, one of which logs."""
+"""Of blocks: one block of each pair logs."""
 
 
 def train(worker: Any, logs: bool) -> tuple[list[float], float, float]:

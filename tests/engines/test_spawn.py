@@ -34,7 +34,7 @@ from tests.support.fake_engine import A_JOB as A_SMALL_JOB
 
 
 class ClosableProcess:
-    """As `multiprocessing.Process`, of which every question raises once it has been closed."""
+    """A `multiprocessing.Process`: once it has been closed, whatever it is asked raises an error."""
 
     pid, exitcode = 2**22 + 1, None  # no process has such a pid
 
